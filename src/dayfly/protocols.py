@@ -112,7 +112,8 @@ class Vm(Protocol):
         """Copy a guest file to the host file `dest`, or a guest folder's contents into folder `dest`.
 
         The guest is hostile: names are checked, nothing is written outside `dest`, links are written as
-        links only when they stay inside, devices, fifos and sockets are skipped and listed. Files are private to the caller.
+        links only when they stay inside, devices, fifos and sockets are skipped and listed.
+        Files are private to the caller.
         Raises `GuestRefused` with cause `not_found` when `source` is absent.
         """
         ...
