@@ -113,6 +113,15 @@ class ExecResult:
 
 
 @dataclass(frozen=True)
+class EntryMeta:
+    """Mode and owner that a path had in the guest; the host keeps its copies private."""
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True)
 class Transfer:
     """What a put or get moved."""
 
@@ -123,6 +132,8 @@ class Transfer:
     skipped: tuple[str, ...] = ()
     """Names left out by an exclude rule, or of a kind that is not carried (device, fifo, socket)."""
     seconds: float = 0.0
+    entries: dict[str, EntryMeta] = field(default_factory=dict)
+    """After a `get`: relative path ("" for a single file) → how it was in the guest."""
 
 
 class Change(Frozen):

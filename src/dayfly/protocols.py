@@ -13,6 +13,7 @@ from anyio.abc import ByteStream
 from dayfly.model import (
     Change,
     Disk,
+    EntryMeta,
     ExecResult,
     GuestStats,
     Isolation,
@@ -92,11 +93,13 @@ class Vm(Protocol):
         user: str | None = None,
         exclude: Callable[[str], bool] | None = None,
         space: Space = "work",
+        meta: Mapping[str, EntryMeta] | None = None,
     ) -> Transfer:
         """Copy a host file or folder (its contents), or bytes as one file, to `dest` in the guest.
 
         Parents are made. A folder is merged into an existing one. Owner is `user`, else root. `mode`
         applies to a single file. Sparse files stay sparse. The guest's digest is compared with ours.
+        `meta` (as a `get` returned it) restores mode and owner of what came out of a guest before.
         """
         ...
 
@@ -116,6 +119,10 @@ class Vm(Protocol):
         Files are private to the caller.
         Raises `GuestRefused` with cause `not_found` when `source` is absent.
         """
+        ...
+
+    async def remove(self, path: PathLike, *, space: Space = "work") -> None:
+        """Delete a file or a whole folder in the guest; one that is absent is fine."""
         ...
 
     def forward(self, port: int) -> AbstractAsyncContextManager[ByteStream]:
@@ -175,9 +182,7 @@ class Hypervisor(Protocol):
         """Make what `start` needs for this machine size (the template); returns the template digest."""
         ...
 
-    def start(
-        self, disk: Disk, machine: Machine, options: StartOptions
-    ) -> AbstractAsyncContextManager[Vm]:
+    def start(self, disk: Disk, machine: Machine, options: StartOptions) -> AbstractAsyncContextManager[Vm]:
         """A fresh VM, confirmed and set up; on exit it is destroyed and seen gone. Raises `BootError`."""
         ...
 
