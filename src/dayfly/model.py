@@ -320,6 +320,7 @@ class RolloutSpec(Frozen):
     rollout_id: str
     key: RolloutKey
     task_path: Path
+    machine: Machine
     agent: AgentSpec
     options: Options
     seed: int = 0

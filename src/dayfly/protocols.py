@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,11 +234,16 @@ class Verifier(Protocol):
 
 
 RunOne = Callable[[RolloutSpec], Awaitable[RolloutRecord]]
+Done = Callable[[RolloutRecord], Awaitable[None]]
 
 
 class Engine(Protocol):
-    def map(self, specs: Iterable[RolloutSpec], run_one: RunOne) -> AsyncIterator[RolloutRecord]:
-        """Do every rollout, as many at once as the host admits; yields each when it is durable."""
+    async def run(self, specs: Iterable[RolloutSpec], run_one: RunOne, done: Done) -> None:
+        """Do every rollout, as many at once as there is room for; `done` gets each when it is durable.
+
+        A callback and not an iterator: an async generator that is left early would leave its task group, and
+        so its VMs, to the garbage collector.
+        """
         ...
 
 

@@ -1,0 +1,567 @@
+"""Jobs: what is wanted, what is there already, and doing the rest.
+
+A job is a job file made exact: every task and agent by digest (`lock.json`), every option stated. `plan`
+compares that with what is on file; `run_job` does what is missing, one durable rollout after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+
+import dayfly
+from dayfly.engines.local import Admission, Capacity, LocalEngine
+from dayfly.errors import ConfigError, DayflyError, NeedsDecision, TaskError
+from dayfly.evidence import JobFolder, canonical_json, new_job_id, new_rollout_id, sha256_bytes
+from dayfly.model import (
+    RETRYABLE,
+    AgentSpec,
+    Disk,
+    Frozen,
+    Options,
+    Outcome,
+    RolloutKey,
+    RolloutRecord,
+    RolloutSpec,
+    Task,
+    VerifierClass,
+)
+from dayfly.protocols import Hypervisor, Store
+from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
+from dayfly.rollout import Context, agent_limit_s, run_rollout
+
+OVERDUE_GRACE_S = 60.0
+"""How long a phase may overrun its limit before the watchdog speaks."""
+
+Event = dict[str, Any]
+Observer = Callable[[Event], None]
+
+
+# --- the job file --------------------------------------------------------------------------------
+
+
+def parse_duration(value: Any) -> Any:
+    """`90`, `"90s"`, `"15m"`, `"1h"` → seconds; anything else is left to pydantic to refuse."""
+    if isinstance(value, str):
+        units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+        for unit, factor in units.items():
+            number = value.removesuffix(unit)
+            if number != value and number.replace(".", "", 1).isdigit():
+                return float(number) * factor
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+
+
+class AgentEntry(Frozen):
+    """An agent in a job file. `name` alone means the built-in agent of that name."""
+
+    name: str
+    kind: str | None = None
+    options: dict[str, Any] = {}
+
+
+class JobFile(Frozen):
+    """`job.yaml`. Durations are written `90s`, `15m`, `1h` or as seconds."""
+
+    name: str = "job"
+    tasks: list[str]
+    """Task folders, or folders of task folders; relative to the job file."""
+    agents: list[AgentEntry]
+    attempts: Annotated[int, Field(ge=1, le=1000)] = 1
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """None: as many rollouts as the host has CPUs for."""
+    seed: int = 0
+    verifier_class: VerifierClass | None = None
+    agent_timeout: Duration | None = None
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    keep_disk: Literal["never", "failed", "always"] = "failed"
+    hypervisor: str = "qemu"
+    accelerator: Literal["auto", "kvm", "tcg"] = "auto"
+    require_isolation: Literal["kvm", "tcg", "fake"] | None = None
+    fork: bool = True
+
+    def options(self) -> Options:
+        return Options(
+            verifier_class=self.verifier_class,
+            agent_timeout_s=self.agent_timeout,
+            retries=self.retries,
+            keep_disk=self.keep_disk,
+            hypervisor=self.hypervisor,
+            require_isolation=self.require_isolation,
+            fork=self.fork,
+        )
+
+
+def load_job_file(path: Path) -> JobFile:
+    """Read a job file. Raises `ConfigError` naming file, key and, for a misspelt key, the nearest one."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror}", hint="give the path of a job file") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not YAML: {e}") from e
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} does not hold a table of settings", hint="see examples/demo/job.yaml")
+    return parse_job(data, str(path))
+
+
+def parse_job(data: Mapping[str, Any], where: str) -> JobFile:
+    data = dict(data)
+    if isinstance(data.get("agents"), list):
+        data["agents"] = [{"name": a} if isinstance(a, str) else a for a in data["agents"]]
+    try:
+        return JobFile.model_validate(data)
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        hint = None
+        if first["type"] == "extra_forbidden":
+            known = list(AgentEntry.model_fields if "agents" in first["loc"] else JobFile.model_fields)
+            near = get_close_matches(str(first["loc"][-1]), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        raise ConfigError(f"{where}: {key}: {first['msg']}", hint=hint) from e
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    task: Task
+    path: Path
+
+
+@dataclass
+class Plan:
+    """Everything wanted, against everything on file."""
+
+    job_id: str
+    job_file: JobFile
+    base_dir: Path
+    jobs_dir: Path
+    tasks: list[Task]
+    agents: list[AgentSpec]
+    done: list[RolloutRecord] = field(default_factory=list)
+    to_retry: list[RolloutSpec] = field(default_factory=list)
+    new: list[RolloutSpec] = field(default_factory=list)
+    drifted: list[str] = field(default_factory=list)
+    """What differs from the lock, one line each."""
+
+    @property
+    def planned(self) -> int:
+        return len(self.tasks) * len(self.agents) * self.job_file.attempts
+
+    @property
+    def specs(self) -> list[RolloutSpec]:
+        return [*self.to_retry, *self.new]
+
+
+def plan_new(job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
+    """The plan of a job that does not exist yet; writes nothing."""
+    plan = _load_plan(new_job_id(), job_file, base_dir, jobs_dir)
+    plan.new = list(_wanted(plan, {}))
+    return plan
+
+
+def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None) -> Plan:
+    """The plan of what is missing in a job on file; `changed` is a job file that differs from its own."""
+    folder = JobFolder.open(jobs_dir, job_id)
+    stored = folder.job()
+    recorded = parse_job(stored["job"], f"job {job_id}")
+    plan = _load_plan(job_id, changed or recorded, Path(stored["base_dir"]), jobs_dir)
+    plan.drifted = list(_drift(folder.lock_data(), recorded, plan))
+    on_file = {r.key: r for r in folder.records()}
+    for spec in _wanted(plan, on_file):
+        record = on_file.get(spec.key)
+        if record is None:
+            plan.new.append(spec)
+        elif record.graded:
+            plan.done.append(record)
+        else:
+            plan.to_retry.append(spec)
+    return plan
+
+
+def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
+    from dayfly.agents import agent_digest
+    from dayfly.tasks import find_tasks, load_task
+
+    folders = find_tasks([_below(base_dir, t) for t in job_file.tasks])
+    tasks = [load_task(folder, strict=False) for folder in folders]
+    _refuse_twins([t.name for t in tasks], "task")
+    agents = []
+    for entry in job_file.agents:
+        spec = AgentSpec(name=entry.name, kind=entry.kind or entry.name, options=entry.options)
+        make_agent(spec, base_dir)  # an unknown name or option is found before anything starts
+        agents.append(spec.model_copy(update={"digest": agent_digest(spec, base_dir)}))
+    _refuse_twins([a.name for a in agents], "agent")
+    if any(a.kind == "oracle" for a in agents):
+        for task in tasks:
+            if task.solution is None:
+                raise TaskError(
+                    f"task {task.name} has no solution/solve.sh, which the oracle agent applies",
+                    hint="add one, or leave the oracle out for this task",
+                )
+    return Plan(job_id, job_file, base_dir, jobs_dir, tasks, agents)
+
+
+def _below(base_dir: Path, path: str) -> Path:
+    return base_dir / Path(path).expanduser()
+
+
+def _refuse_twins(names: list[str], what: str) -> None:
+    twice = [n for n, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"two {what}s are called {twice[0]!r}", hint="names identify results; make them differ")
+
+
+def _wanted(plan: Plan, on_file: Mapping[RolloutKey, RolloutRecord]) -> Iterator[RolloutSpec]:
+    """All rollouts of the job, first attempts first, so that an early stop leaves a broad picture."""
+    options = plan.job_file.options()
+    for attempt in range(1, plan.job_file.attempts + 1):
+        for task in plan.tasks:
+            for agent in plan.agents:
+                key = RolloutKey(
+                    task=task.name,
+                    task_digest=task.digest,
+                    agent=agent.name,
+                    agent_digest=agent.digest,
+                    attempt=attempt,
+                )
+                known = on_file.get(key)
+                yield RolloutSpec(
+                    job_id=plan.job_id,
+                    rollout_id=new_rollout_id(),
+                    key=key,
+                    task_path=task.path,
+                    machine=task.machine,
+                    agent=agent,
+                    options=options,
+                    seed=_seed(plan.job_file.seed, key),
+                    retry=known.retry + 1 if known else 0,
+                    jobs_dir=plan.jobs_dir,
+                )
+
+
+def _seed(job_seed: int, key: RolloutKey) -> int:
+    digest = hashlib.sha256(f"{job_seed}".encode() + canonical_json(key.model_dump())).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def lock_of(plan: Plan) -> dict[str, Any]:
+    """`lock.json`: the exact versions of everything that the job uses."""
+    return {
+        "schema_version": 1,
+        "dayfly_version": dayfly.__version__,
+        "tasks": {
+            t.name: {
+                "digest": t.digest,
+                "path": str(t.path),
+                "image": t.image,
+                "machine": t.machine.model_dump(),
+                "verifier_class": (plan.job_file.verifier_class or t.verifier_class).value,
+                "agent_limit_s": agent_limit_s(plan.job_file.options(), t),
+                "verifier_timeout_s": t.verifier_timeout_s,
+            }
+            for t in plan.tasks
+        },
+        "agents": {a.name: {"kind": a.kind, "digest": a.digest} for a in plan.agents},
+        "planned": plan.planned,
+    }
+
+
+def _drift(lock: Mapping[str, Any], recorded: JobFile, plan: Plan) -> Iterator[str]:
+    """What is different from when the job was started, in words."""
+    before, now = recorded.model_dump(mode="json"), plan.job_file.model_dump(mode="json")
+    for key in before:
+        # How many at once changes no result.
+        if before[key] != now[key] and key != "concurrency":
+            yield f"job file: {key} was {before[key]!r}, is {now[key]!r}"
+    new = lock_of(plan)
+    for kind in ("tasks", "agents"):
+        for name in sorted({*lock[kind], *new[kind]}):
+            one, other = lock[kind].get(name), new[kind].get(name)
+            label = f"{kind[:-1]} {name}"
+            if other is None:
+                yield f"{label} was removed"
+            elif one is None:
+                yield f"{label} was added"
+            elif one["digest"] != other["digest"]:
+                yield f"{label} changed: {one['digest'][:19]}… is now {other['digest'][:19]}…"
+
+
+def refuse_drift(plan: Plan, accept: bool) -> None:
+    """Raise `NeedsDecision` when something changed and nobody said that this is meant."""
+    if plan.drifted and not accept:
+        raise NeedsDecision(
+            f"job {plan.job_id} cannot simply go on: " + "; ".join(plan.drifted),
+            hint="undo the change, start a new job, or pass --accept-changes: then changed tasks and agents "
+            "run anew and old results stay on file",
+        )
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+@dataclass
+class InFlight:
+    spec: RolloutSpec
+    phase: str = "waiting"
+    since: float = field(default_factory=time.monotonic)
+    limit_s: float = float("inf")
+
+
+@dataclass
+class JobResult:
+    job_id: str
+    records: list[RolloutRecord]
+    planned: int
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every planned rollout is graded; 130 when interrupted; else 4."""
+        if self.interrupted:
+            return 130
+        return 0 if sum(r.graded for r in self.records) >= self.planned else 4
+
+
+@dataclass
+class Run:
+    """One process working on one job."""
+
+    plan: Plan
+    hypervisor: Hypervisor
+    make_disk: Callable[[str], Any]
+    store: Store | None = None
+    observers: list[Observer] = field(default_factory=list)
+    folder: JobFolder = field(init=False)
+    in_flight: dict[str, InFlight] = field(default_factory=dict)
+    records: list[RolloutRecord] = field(default_factory=list)
+    interrupted: bool = False
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append to events.jsonl, and tell the display."""
+        event = {"time": time.time(), "event": kind, **fields}
+        self.folder.event(event)
+        for observer in self.observers:
+            observer(event)
+
+    async def go(self) -> JobResult:
+        """Do what the plan lists as missing. Returns when all of it is durable, or the job was interrupted."""
+        started = time.monotonic()
+        plan = self.plan
+        self.records = list(plan.done)
+        with self.folder.lock():
+            self.folder.recover()
+            self.emit("job_started", job=plan.job_id, planned=plan.planned, done=len(plan.done))
+            async with anyio.create_task_group() as group:
+                engine_scope = anyio.CancelScope()
+                await group.start(self._watch_signals, engine_scope)
+                group.start_soon(self._watchdog)
+                with engine_scope:
+                    await self._engine().run(plan.specs, self._run_one, self._done)
+                group.cancel_scope.cancel()
+            state = "cancelled" if self.interrupted else "finished"
+            self.emit("job_" + state, job=plan.job_id, records=len(self.records))
+        return JobResult(
+            plan.job_id, self.records, plan.planned, self.interrupted, time.monotonic() - started
+        )
+
+    def _engine(self) -> LocalEngine:
+        capacity = Capacity.of_host(self.plan.jobs_dir, self.plan.job_file.concurrency)
+        admission = Admission(capacity, self.plan.jobs_dir)
+        for machine in {t.machine for t in self.plan.tasks}:
+            admission.refuse_impossible(machine)
+        return LocalEngine(admission)
+
+    async def _run_one(self, spec: RolloutSpec) -> RolloutRecord:
+        """One attempt, with its bounded retries; every start is kept on file."""
+        first = spec.retry
+        while True:
+            self.in_flight[spec.rollout_id] = InFlight(spec)
+            self.emit("rollout_started", rollout=spec.rollout_id, retry=spec.retry, **_names(spec))
+            try:
+                record = await run_rollout(spec, self._context())
+            finally:
+                del self.in_flight[spec.rollout_id]
+            limit = min(spec.options.retries, RETRYABLE.get(record.outcome, 0))
+            if spec.retry - first >= limit:
+                return record
+            self.emit(
+                "rollout_retried",
+                rollout=spec.rollout_id,
+                outcome=record.outcome.value,
+                cause=record.cause.message if record.cause else "",
+                **_names(spec),
+            )
+            await anyio.sleep(min(30.0, 0.5 * 2 ** (spec.retry - first)))
+            spec = spec.model_copy(update={"retry": spec.retry + 1, "rollout_id": new_rollout_id()})
+
+    def _context(self) -> Context:
+        from dayfly.tasks import load_task, resolve_env
+
+        return Context(
+            hypervisor=self.hypervisor,
+            job=self.folder,
+            load_task=lambda path: load_task(path, strict=False),
+            make_disk=self.make_disk,
+            make_agent=lambda spec: make_agent(spec.agent, self.plan.base_dir),
+            make_verifier=make_verifier,
+            resolve_env=lambda env: resolve_env(env, os.environ),
+            on_phase=self._on_phase,
+        )
+
+    def _on_phase(self, spec: RolloutSpec, phase: str, limit_s: float) -> None:
+        flight = self.in_flight[spec.rollout_id]
+        flight.phase, flight.since, flight.limit_s = phase, time.monotonic(), limit_s
+        for observer in self.observers:
+            observer({"event": "phase", "rollout": spec.rollout_id, "phase": phase, **_names(spec)})
+
+    async def _done(self, record: RolloutRecord) -> None:
+        self.records.append(record)
+        if self.store is not None:
+            try:
+                await anyio.to_thread.run_sync(self.store.add, record)
+            except DayflyError as error:  # the files are the truth; the index can be rebuilt
+                self.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+        self.emit(
+            "rollout_finished",
+            rollout=record.rollout_id,
+            task=record.task,
+            agent=record.agent,
+            attempt=record.attempt,
+            outcome=record.outcome.value,
+            reward=record.reward,
+            cause=record.cause.message if record.cause else None,
+            seconds=round(record.finished_unix - record.started_unix, 3),
+        )
+
+    async def _watch_signals(
+        self, engine_scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]
+    ) -> None:
+        """First signal: stop starting, collect, clean up. Second: leave at once; VMs die with us."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.interrupted:
+                    self.emit("job_killed", job=self.plan.job_id, in_flight=self._dump())
+                    os._exit(130)
+                self.interrupted = True
+                self.emit("job_stopping", signal=signal.Signals(number).name, in_flight=self._dump())
+                engine_scope.cancel()
+
+    async def _watchdog(self) -> None:
+        """Say what is in flight when a phase is over its limit: every wait has a bound, so this is a fault."""
+        told: set[tuple[str, str]] = set()
+        while True:
+            await anyio.sleep(5)
+            now = time.monotonic()
+            for rollout_id, flight in self.in_flight.items():
+                overdue = now - flight.since > flight.limit_s + OVERDUE_GRACE_S
+                if overdue and (rollout_id, flight.phase) not in told:
+                    told.add((rollout_id, flight.phase))
+                    self.emit("stalled", rollout=rollout_id, phase=flight.phase, in_flight=self._dump())
+
+    def _dump(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [
+            {"rollout": r, "phase": f.phase, "seconds": round(now - f.since, 1), **_names(f.spec)}
+            for r, f in self.in_flight.items()
+        ]
+
+
+def _names(spec: RolloutSpec) -> dict[str, Any]:
+    return {"task": spec.key.task, "agent": spec.key.agent, "attempt": spec.key.attempt}
+
+
+async def run_job(
+    plan: Plan,
+    *,
+    settings: HypervisorSettings | None = None,
+    hypervisor: Hypervisor | None = None,
+    observers: list[Observer] | None = None,
+) -> JobResult:
+    """Do a plan on this host. `hypervisor` overrides the one that the job file names."""
+    if hypervisor is None:
+        settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
+        hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
+    _require_isolation(plan, hypervisor)
+    make_disk = await _prepare(plan, hypervisor)
+    plan.jobs_dir.mkdir(parents=True, exist_ok=True)
+    run = Run(plan, hypervisor, make_disk, observers=observers or [])
+    run.folder = _open_folder(plan)
+    from dayfly.stores import SqlStore
+
+    run.store = SqlStore.open(plan.jobs_dir)
+    return await run.go()
+
+
+def _open_folder(plan: Plan) -> JobFolder:
+    job = {
+        "schema_version": 1,
+        "id": plan.job_id,
+        "base_dir": str(plan.base_dir.resolve()),
+        "job": plan.job_file.model_dump(mode="json"),
+        "planned": plan.planned,
+    }
+    if (plan.jobs_dir / plan.job_id / "job.json").exists():
+        folder = JobFolder.open(plan.jobs_dir, plan.job_id)
+        if plan.drifted:
+            folder.replace_plan(job, lock_of(plan))
+        return folder
+    return JobFolder.create(plan.jobs_dir, plan.job_id, job, lock_of(plan))
+
+
+def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
+    order = ("fake", "tcg", "kvm")
+    wanted, got = plan.job_file.require_isolation, hypervisor.isolation
+    if wanted is not None and order.index(got) < order.index(wanted):
+        raise DayflyError(
+            f"isolation class {wanted!r} is required, and this host gives {got!r}",
+            hint="run on a host with working KVM (`dayfly doctor` says why not), or lower the requirement",
+            cause="isolation",
+        )
+
+
+async def _prepare(plan: Plan, hypervisor: Hypervisor) -> Callable[[str], Any]:
+    """Find every image and make every template before the first rollout, so that faults show at once."""
+    if hypervisor.isolation == "fake":
+
+        async def fake_disk(image: str) -> Disk:
+            from dayfly.model import ImageConfig
+
+            return Disk(Path("/dev/null"), sha256_bytes(image.encode()), ImageConfig(workdir="/app"), image)
+
+        return fake_disk
+    from dayfly.images import ImageStore
+
+    store = ImageStore()
+    for image in sorted({t.image for t in plan.tasks if t.image}):
+        await anyio.to_thread.run_sync(store.resolve, image)
+    for machine in {t.machine for t in plan.tasks}:
+        await hypervisor.prepare(machine)
+
+    async def make_disk(image: str) -> Disk:
+        return await anyio.to_thread.run_sync(lambda: store.disk(store.resolve(image)))
+
+    return make_disk
+
+
+def outcome_counts(records: list[RolloutRecord]) -> dict[Outcome, int]:
+    return dict(Counter(r.outcome for r in records))
