@@ -1,0 +1,118 @@
+"""A file tree to a read-only squashfs disk, through `tar2sqfs` of squashfs-tools-ng.
+
+Nothing is unpacked or mounted, no privilege is needed, and the same tree gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from dayfly import process
+from dayfly.errors import HostError
+from dayfly.images.inflate import CHUNK
+from dayfly.images.tar import BLOCK, END, Entry, write_header
+from dayfly.images.tree import Tree
+
+DISK_VIRTUAL_BYTES = 64 * 2**30
+"""Every disk file has this length (sparse), so that one VM template serves every image."""
+
+COMPRESSION = ("lz4", "")
+"""Compressor and its options. In a guest under emulation inflating is what costs, not the disk's size."""
+
+FORMAT_VERSION = 1
+"""Counted up when the same image would give other bytes for a reason that is ours."""
+
+INSTALL_HINT = "apt-get install squashfs-tools-ng"
+
+
+@functools.cache
+def tool_version() -> str:
+    """What the bytes of a disk depend on besides the image. Raises `HostError` without tar2sqfs."""
+    tool = process.which("tar2sqfs", INSTALL_HINT)
+    line = process.run([tool, "--version"], timeout_s=30).stdout.split(b"\n", 1)[0].decode()
+    return f"{line} {':'.join(COMPRESSION)} format {FORMAT_VERSION}"
+
+
+def build_disk(tree: Tree, layers: Sequence[int], dest: Path, *, timeout_s: float) -> tuple[str, int]:
+    """Write `tree` to the new file `dest`; `layers` are descriptors of the inflated layers.
+
+    Returns the sha256:… and the length of the squashfs data; after it the file is sparse up to
+    `DISK_VIRTUAL_BYTES`. Raises `HostError`.
+    """
+    compressor, options = COMPRESSION
+    argv: list[str | Path] = [process.which("tar2sqfs", INSTALL_HINT), "--quiet", "--no-skip", "--force"]
+    argv += ["--compressor", compressor, "--num-jobs", str(min(os.cpu_count() or 1, 8))]
+    argv += ["--comp-extra", options] if options else []
+    with tempfile.TemporaryFile(dir=dest.parent) as messages:
+        tool = process.spawn([*argv, dest], stdin=process.PIPE, stdout=messages, stderr=messages)
+        # Ends a tool that hangs, and with it the write to its pipe.
+        watchdog = threading.Timer(timeout_s, process.kill_group, [tool])
+        watchdog.start()
+        try:
+            assert tool.stdin is not None
+            complete = _write_tar(tree, layers, tool.stdin)
+            status = tool.wait()
+        except BaseException:
+            process.kill_group(tool)
+            raise
+        finally:
+            watchdog.cancel()
+            tool.wait()
+            if tool.stdin is not None:
+                tool.stdin.close()
+        if status != 0 or not complete:
+            messages.seek(0)
+            raise _tool_error(status, messages.read(65536).decode("utf-8", "replace").strip())
+    return _finish(dest)
+
+
+def _write_tar(tree: Tree, layers: Sequence[int], out: IO[bytes]) -> bool:
+    """Send the tree as one tar; False when the reader went away."""
+    try:
+        for entry, layer in tree.walk():
+            out.write(write_header(_named(entry)))
+            _copy(layers[layer] if entry.size else -1, entry, out)
+        out.write(END)
+        out.close()
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _named(entry: Entry) -> Entry:
+    return entry if entry.name else replace(entry, name=b".")
+
+
+def _copy(fd: int, entry: Entry, out: IO[bytes]) -> None:
+    at, end = entry.offset, entry.offset + entry.size
+    while at < end:
+        data = os.pread(fd, min(CHUNK, end - at), at)
+        if not data:
+            raise HostError("an inflated layer was cut off while it was read")
+        out.write(data)
+        at += len(data)
+    out.write(bytes(-entry.size % BLOCK))
+
+
+def _tool_error(status: int, said: str) -> HostError:
+    if "No space left" in said or "File too large" in said:
+        return HostError("the disk is full: the image was not converted", hint=said, cause="host_disk_full")
+    return HostError(f"tar2sqfs ended with status {status}", hint=said or None, cause="host_program")
+
+
+def _finish(path: Path) -> tuple[str, int]:
+    """Digest and length of the data; the file is padded and safe on disk after this."""
+    with path.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        length = os.fstat(file.fileno()).st_size
+        file.truncate(DISK_VIRTUAL_BYTES)
+        os.fsync(file.fileno())
+    return f"sha256:{digest}", length

@@ -1,0 +1,511 @@
+"""The images on this machine, and the disks made from them.
+
+    blobs/sha256/<hex>        manifests, configurations and layers, by digest
+    images/<hex>.json         one per image: when it was imported, when it was last used
+    names/<quoted name>       one per name: the digest of its manifest
+    disks/<key>.squashfs      made disks; locked (shared) while a VM uses one
+    disks/<key>.json          what the disk is; written last, so a disk without it does not exist
+    locks/, staging/          for work in progress
+
+Everything is made in `staging/` and moved into place. Several processes may use one store at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, unquote
+
+from dayfly.errors import HostError, ImageError, NotFoundError
+from dayfly.images.inflate import HashingReader, inflate, is_compressed
+from dayfly.images.layout import digest_of
+from dayfly.images.locks import lock_shared, locked, try_locked
+from dayfly.images.names import Reference, parse_reference
+from dayfly.images.sources import (
+    MAX_IMAGE,
+    Draft,
+    host_architecture,
+    image_config,
+    read_source,
+    walk_layers,
+)
+from dayfly.images.squashfs import DISK_VIRTUAL_BYTES, build_disk, tool_version
+from dayfly.images.tar import read_entries
+from dayfly.images.tree import Tree
+from dayfly.model import Disk, ImageConfig
+
+BUILD_TIMEOUT_S = 1800.0
+STORE_TIMEOUT_S = 300.0
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the store."""
+
+    name: str
+    """As stored (`repository:tag`); empty when it was asked for by digest."""
+    digest: str
+    """sha256:… of the manifest."""
+    config: ImageConfig
+    layers: tuple[str, ...]
+    """Digests, lowest first."""
+    created: str = ""
+    """As the image says; may be empty."""
+    volumes: tuple[str, ...] = ()
+    """Paths declared as volumes. Their content is part of the disk; nothing else is done for them."""
+    healthcheck: tuple[str, ...] = ()
+    """Noted, not acted upon: a task has its own."""
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """One line of `image list`. Sizes in bytes, times in seconds since 1970."""
+
+    names: tuple[str, ...]
+    digest: str
+    created: str
+    imported: float
+    last_used: float
+    layers: int
+    layer_bytes: int
+    shared_bytes: int
+    """Of `layer_bytes`, what other images use too."""
+    disk_bytes: int
+    """Of the made disk; 0 when there is none yet."""
+    in_use: bool
+
+
+@dataclass(frozen=True)
+class Pruned:
+    images: tuple[str, ...]
+    """Digests of what is gone."""
+    kept_in_use: tuple[str, ...]
+    freed_bytes: int
+
+
+class ImageStore:
+    """Imports local images and makes disks of them. Blocking: call it from a thread in async code."""
+
+    def __init__(self, cache_dir: Path | None = None, *, architecture: str | None = None) -> None:
+        """`cache_dir`: default `<XDG cache>/dayfly/images`, made when first written to."""
+        self._root = cache_dir or default_folder()
+        self._architecture = architecture or host_architecture()
+
+    def import_image(
+        self, source: Path | IO[bytes], name: str, *, config: ImageConfig | None = None
+    ) -> Image:
+        """Take an OCI layout folder, an OCI or docker archive, or a root filesystem tar in as `name`.
+
+        `config` is for a plain root filesystem tar. A name that is taken moves to the new image.
+        Raises `ImageError` (damaged, wrong architecture, several images), `NotFoundError`, `HostError`.
+        """
+        reference = parse_reference(name)
+        if not reference.name or reference.digest:
+            raise ImageError(f"an image is imported under a name, not {name!r}", hint="write name[:tag]")
+        with self._staging() as staging, _full_disk_said():
+            draft = read_source(source, staging, config, self._architecture)
+            image_config(draft.config)
+            list(walk_layers(draft.manifest))
+            with self._changing():
+                self._publish(draft, reference.name)
+        return self.resolve(reference.name)
+
+    def resolve(self, ref: str) -> Image:
+        """The image `name[:tag]`, `name[:tag]@digest` or `sha256:…` (at least 12 digits).
+
+        Raises `NotFoundError` with near names in the hint.
+        """
+        reference = parse_reference(ref)
+        digest = self._find(reference)
+        if digest is None:
+            raise self._not_found(ref, reference)
+        manifest = self._document(digest)
+        document = self._document(str(manifest["config"]["digest"]))
+        config = document.get("config") or {}
+        return Image(
+            name=reference.name,
+            digest=digest,
+            config=image_config(document),
+            layers=tuple(walk_layers(self._blob(digest).read_bytes())),
+            created=str(document.get("created") or ""),
+            volumes=tuple(sorted(config.get("Volumes") or ())),
+            healthcheck=tuple((config.get("Healthcheck") or {}).get("Test") or ()),
+        )
+
+    def disk(self, image: Image, *, timeout_s: float = BUILD_TIMEOUT_S) -> Disk:
+        """The image's disk, made now if it was not yet; two processes at once make it once.
+
+        Raises `ImageError` for an image that cannot be one file tree, `HostError` for a full disk.
+        """
+        key = self._disk_key(image.digest)
+        if (disk := self._read_disk(key, image)) is not None:
+            return disk
+        with locked(self._root / "locks" / key, timeout_s, what=f"the disk of {image.name or image.digest}"):
+            if (disk := self._read_disk(key, image)) is not None:
+                return disk
+            with self._staging() as staging, _full_disk_said():
+                self._make_disk(image, key, staging, timeout_s)
+        disk = self._read_disk(key, image)
+        if disk is None:
+            raise HostError(f"the disk of {image.name} was deleted while it was made", hint="run it again")
+        return disk
+
+    @contextmanager
+    def using(self, disk: Disk) -> Iterator[Disk]:
+        """Keep `disk` from being pruned or removed, by any process, until the end of the block.
+
+        Raises `NotFoundError` when that has happened already.
+        """
+        fd = None
+        deadline = time.monotonic() + 10
+        try:
+            while fd is None and time.monotonic() < deadline:
+                fd = lock_shared(disk.path)
+                if fd is None:
+                    time.sleep(0.02)
+        except FileNotFoundError:
+            pass
+        if fd is None:
+            raise NotFoundError(
+                f"the disk of {disk.image or disk.image_digest} is gone", hint="make it again"
+            )
+        try:
+            os.utime(disk.path.with_suffix(".json"))  # the time of the last use
+            yield disk
+        finally:
+            os.close(fd)
+
+    def list_images(self) -> tuple[ImageInfo, ...]:
+        """What is in the store, sorted by name; nameless images last."""
+        names = self._names()
+        layers = {digest: self._layer_sizes(digest) for digest in self._digests()}
+        infos = []
+        for digest, own in layers.items():
+            others = {layer for other, theirs in layers.items() if other != digest for layer in theirs}
+            record = self._root / "images" / f"{_hex(digest)}.json"
+            meta = self._disk_metas().get(digest, [])
+            infos.append(
+                ImageInfo(
+                    names=tuple(sorted(name for name, named in names.items() if named == digest)),
+                    digest=digest,
+                    created=str(self._config_document(digest).get("created") or ""),
+                    imported=_read_json(record).get("imported", 0.0),
+                    last_used=max([record.stat().st_mtime, *(path.stat().st_mtime for path, _ in meta)]),
+                    layers=len(own),
+                    layer_bytes=sum(own.values()),
+                    shared_bytes=sum(size for layer, size in own.items() if layer in others),
+                    disk_bytes=sum(int(found["bytes"]) for _, found in meta),
+                    in_use=any(_is_locked(path.with_suffix(".squashfs")) for path, _ in meta),
+                )
+            )
+        return tuple(sorted(infos, key=lambda info: (not info.names, info.names, info.digest)))
+
+    def remove(self, ref: str) -> Pruned:
+        """Take a name away, and with its last name the image. Raises `ImageError` when its disk is in use."""
+        reference = parse_reference(ref)
+        with self._changing():
+            digest = self._find(reference)
+            if digest is None:
+                raise self._not_found(ref, reference)
+            names = [name for name, named in self._names().items() if named == digest]
+            if reference.name and len(names) > 1:
+                self._name_file(reference.name).unlink()
+                return Pruned((), (), 0)
+            pruned = self._drop([digest])
+        if pruned.kept_in_use:
+            raise ImageError(f"{ref} is in use by a running VM", hint="wait for the job to end, or stop it")
+        return pruned
+
+    def prune(self, *, unused_for_s: float | None = None, everything: bool = False) -> Pruned:
+        """Delete nameless images, outdated disks and left-over pieces; never what a VM uses.
+
+        `unused_for_s`: also images not used for so many seconds; `everything`: all that is not in use.
+        """
+        with self._changing():
+            named = set(self._names().values())
+            limit = time.time() - unused_for_s if unused_for_s is not None else None
+            chosen = [
+                info.digest
+                for info in self.list_images()
+                if everything or info.digest not in named or (limit is not None and info.last_used < limit)
+            ]
+            return self._drop(chosen)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def _publish(self, draft: Draft, name: str) -> None:
+        blobs = _folder(self._root / "blobs" / "sha256")
+        for digest, path in draft.blobs.items():
+            path.rename(blobs / _hex(digest))  # also over one that is there: it may be damaged
+        record = self._root / "images" / f"{_hex(draft.digest)}.json"
+        _write(record, {"digest": draft.digest, "imported": time.time()})
+        _write(self._name_file(name), {"digest": draft.digest})
+
+    def _make_disk(self, image: Image, key: str, staging: Path, timeout_s: float) -> None:
+        tree = Tree()
+        with ExitStack() as stack:
+            layers = []
+            used = 0
+            for digest in image.layers:
+                file = stack.enter_context(self._open_layer(digest, staging, MAX_IMAGE - used))
+                size = os.fstat(file.fileno()).st_size
+                used += size
+                tree.apply(read_entries(file.fileno(), size))
+                layers.append(file.fileno())
+            made = staging / "disk"
+            digest, length = build_disk(tree, layers, made, timeout_s=timeout_s)
+        made.chmod(0o444)
+        disks = _folder(self._root / "disks")
+        made.rename(disks / f"{key}.squashfs")
+        _write(
+            disks / f"{key}.json",
+            {"image_digest": image.digest, "digest": digest, "bytes": length, "made_by": tool_version()},
+        )
+
+    @contextmanager
+    def _open_layer(self, digest: str, staging: Path, most: int) -> Iterator[IO[bytes]]:
+        """A layer as an inflated file; its digest is compared while it is read."""
+        try:
+            blob = self._blob(digest).open("rb")
+        except FileNotFoundError:
+            raise ImageError(f"the layer {digest} is missing", hint="import the image again") from None
+        with blob, tempfile.TemporaryFile(dir=staging) as spool:
+            start = blob.read(8)
+            blob.seek(0)
+            plain = not is_compressed(start)  # then it is read in place
+            reader = HashingReader(blob)
+            for chunk in inflate(reader, start, most):
+                if not plain:
+                    spool.write(chunk)
+            reader.drain()
+            if reader.digest != digest:
+                raise ImageError(
+                    f"the layer {digest} is damaged: its digest is now {reader.digest}",
+                    hint="import the image again",
+                    cause="digest_mismatch",
+                )
+            spool.flush()
+            yield blob if plain else spool
+
+    def _drop(self, chosen: list[str]) -> Pruned:
+        """Delete images and their disks unless in use, then whatever nothing refers to. Store is locked."""
+        before = _usage(self._root)
+        kept = [digest for digest in chosen if not self._drop_disks(digest)]
+        gone = [digest for digest in chosen if digest not in kept]
+        for name, digest in self._names().items():
+            if digest in gone:
+                self._name_file(name).unlink()
+        for digest in gone:
+            (self._root / "images" / f"{_hex(digest)}.json").unlink(missing_ok=True)
+        self._sweep()
+        return Pruned(tuple(gone), tuple(kept), max(before - _usage(self._root), 0))
+
+    def _drop_disks(self, digest: str) -> bool:
+        """Delete the disks of an image; False when one is in use or being made."""
+        with try_locked(self._root / "locks" / self._disk_key(digest)) as idle:
+            if not idle:
+                return False
+            metas = self._disk_metas().get(digest, [])
+            return not [path for path, _ in metas if not _delete_disk(path)]
+
+    def _sweep(self) -> None:
+        """Delete disks of other tool versions and of no image, blobs of no image, and dead staging."""
+        digests = self._digests()
+        current = {self._disk_key(digest) for digest in digests}
+        for path in _files(self._root / "disks"):
+            if path.stem not in current:
+                _delete_disk(path.with_suffix(".json"))
+        wanted = {_hex(blob) for digest in digests for blob in self._blobs_of(digest)}
+        for path in _files(self._root / "blobs" / "sha256"):
+            if path.name not in wanted:
+                path.unlink()
+        for path in _files(self._root / "locks"):
+            if path.name not in current and path.name != "store":
+                with try_locked(path) as idle:
+                    if idle:
+                        path.unlink(missing_ok=True)
+        for folder in _files(self._root / "staging"):
+            with try_locked(folder) as idle:
+                if idle:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """A private folder for work in progress; one whose process has died is swept by `prune`."""
+        fd = None
+        while fd is None:  # a sweep may come between making and locking
+            folder = Path(tempfile.mkdtemp(dir=_folder(self._root / "staging")))
+            with suppress(FileNotFoundError):
+                fd = lock_shared(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with locked(self._root / "locks" / "store", STORE_TIMEOUT_S, what="the image store"):
+            yield
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _find(self, reference: Reference) -> str | None:
+        if not reference.name:
+            found = [digest for digest in self._digests() if digest.startswith(reference.digest)]
+            return found[0] if len(found) == 1 else None
+        try:
+            digest = str(_read_json(self._name_file(reference.name))["digest"])
+        except FileNotFoundError:
+            return None
+        return digest if reference.digest in ("", digest) else None
+
+    def _not_found(self, ref: str, reference: Reference) -> NotFoundError:
+        names = sorted(self._names())
+        near = get_close_matches(reference.name, names, n=3, cutoff=0.5)
+        known = (
+            f"near: {', '.join(near)}; " if near else f"there are: {', '.join(names[:5])}; " if names else ""
+        )
+        return NotFoundError(
+            f"there is no image {ref!r} on this machine",
+            hint=f"{known}take it in with `dayfly image import SOURCE --name {reference.name or 'NAME'}`",
+        )
+
+    def _names(self) -> dict[str, str]:
+        return {unquote(path.name): _read_json(path)["digest"] for path in _files(self._root / "names")}
+
+    def _digests(self) -> list[str]:
+        return [f"sha256:{path.stem}" for path in _files(self._root / "images")]
+
+    def _disk_key(self, digest: str) -> str:
+        return hashlib.sha256(f"{digest} {tool_version()}".encode()).hexdigest()[:32]
+
+    def _disk_metas(self) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
+        """Image digest → its made disks (of any tool version)."""
+        metas: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+        for path in _files(self._root / "disks"):
+            if path.suffix == ".json":
+                found = _read_json(path)
+                metas.setdefault(str(found["image_digest"]), []).append((path, found))
+        return metas
+
+    def _read_disk(self, key: str, image: Image) -> Disk | None:
+        path = self._root / "disks" / f"{key}.squashfs"
+        try:
+            meta = _read_json(path.with_suffix(".json"))
+            whole = path.stat().st_size == DISK_VIRTUAL_BYTES
+        except FileNotFoundError:
+            return None
+        if not whole or meta.get("image_digest") != image.digest:
+            return None
+        return Disk(path, str(meta["digest"]), image.config, image.name, image.digest)
+
+    def _blobs_of(self, digest: str) -> list[str]:
+        manifest = self._document(digest)
+        return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
+
+    def _layer_sizes(self, digest: str) -> dict[str, int]:
+        return {layer["digest"]: int(layer["size"]) for layer in self._document(digest)["layers"]}
+
+    def _config_document(self, digest: str) -> dict[str, Any]:
+        return self._document(str(self._document(digest)["config"]["digest"]))
+
+    def _document(self, digest: str) -> dict[str, Any]:
+        """A manifest or configuration, compared with its digest."""
+        try:
+            data = self._blob(digest).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if digest_of(data) != digest:
+            what = "damaged" if data else "missing"
+            raise ImageError(
+                f"{digest} is {what} in the store", hint="import the image again", cause="digest_mismatch"
+            )
+        return dict(json.loads(data))
+
+    def _blob(self, digest: str) -> Path:
+        return self._root / "blobs" / "sha256" / _hex(digest)
+
+    def _name_file(self, name: str) -> Path:
+        return self._root / "names" / quote(name, safe="")
+
+
+def default_folder() -> Path:
+    """`<XDG cache>/dayfly/images`."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "dayfly" / "images"
+
+
+@contextmanager
+def _full_disk_said() -> Iterator[None]:
+    """Turn the operating system's errors into ours; staging is cleaned up by its owner."""
+    try:
+        yield
+    except OSError as e:
+        raise HostError(
+            f"the image store could not be written: {e.strerror}",
+            hint="free some space: `dayfly image prune`, `df -h`" if e.errno in _FULL else str(e),
+            cause="host_disk_full" if e.errno in _FULL else "host_error",
+        ) from e
+
+
+def _delete_disk(meta: Path) -> bool:
+    disk = meta.with_suffix(".squashfs")
+    with try_locked(disk) as idle:
+        if idle:
+            meta.unlink(missing_ok=True)
+            disk.unlink(missing_ok=True)
+        return idle
+
+
+def _is_locked(path: Path) -> bool:
+    with try_locked(path) as idle:
+        return not idle
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write a small JSON file so that it is either there as a whole or not."""
+    _folder(path.parent)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).rename(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ImageError(f"{path} is damaged", hint="`dayfly image prune`, then import the image again")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """What is in `folder`, sorted; half-written files (with a dot) left out."""
+    return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _usage(root: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
