@@ -1,1 +1,5 @@
-"""Images: local sources to read-only disks. Import `ImageStore` from `dayfly.images.store`."""
+"""Images: local sources to read-only disks; README.md says which file does what."""
+
+from dayfly.images.store import Image, ImageInfo, ImageStore
+
+__all__ = ["Image", "ImageInfo", "ImageStore"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
-from dayfly.errors import ImageError, NotFoundError
+from dayfly.errors import ConfigError, ImageError, NotFoundError
 from dayfly.images.inflate import CHUNK, inflate, is_compressed
 from dayfly.images.layout import CONFIG_TYPE, MANIFEST_TYPE, digest_of, encode, layer_type
 from dayfly.images.tar import BLOCK, Entry, Kind, read_entries
@@ -67,12 +67,13 @@ def read_source(
 ) -> Draft:
     """Read any local source into `staging`. Raises `ImageError`, or `NotFoundError` for a missing path.
 
-    `config` is for a plain root filesystem tar, which has none of its own.
+    `config` is for a plain root filesystem tar, which has none of its own; `ConfigError` for others.
     """
     if isinstance(source, Path):
         if not source.exists():
             raise NotFoundError(f"{source} does not exist", hint="give an OCI layout folder or a tar file")
         if source.is_dir():
+            _refuse(config)
             return _from_layout(FolderBlobs(source), staging, architecture)
         with source.open("rb") as file:
             return _from_archive(file, staging, config, architecture)
@@ -161,11 +162,21 @@ def _from_archive(file: IO[bytes], staging: Path, config: ImageConfig | None, ar
         raise ImageError("the tar is empty", hint="it holds no image and no root filesystem")
     members = ArchiveBlobs(fd, entries)
     if members.find("oci-layout") and members.find("index.json"):
+        _refuse(config)
         return _from_layout(members, staging, architecture)
     if members.find("manifest.json") and not members.find("etc/passwd"):
+        _refuse(config)
         return _from_docker(members, staging, architecture)
     file.seek(0)
     return _from_rootfs(file, staging, config or ImageConfig(architecture=architecture), architecture)
+
+
+def _refuse(config: ImageConfig | None) -> None:
+    if config is not None:
+        raise ConfigError(
+            "this image has a configuration of its own",
+            hint="environment, working directory and user can only be given for a plain root filesystem tar",
+        )
 
 
 def _from_layout(blobs: Blobs, staging: Path, architecture: str) -> Draft:

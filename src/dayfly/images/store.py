@@ -19,15 +19,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote
 
-from dayfly.errors import HostError, ImageError, NotFoundError
+from dayfly.errors import ConfigError, HostError, ImageError, NotFoundError
 from dayfly.images.inflate import HashingReader, inflate, is_compressed
 from dayfly.images.layout import digest_of
 from dayfly.images.locks import lock_shared, locked, try_locked
@@ -48,6 +48,8 @@ from dayfly.model import Disk, ImageConfig
 BUILD_TIMEOUT_S = 1800.0
 STORE_TIMEOUT_S = 300.0
 
+Digests = list[str]  # `list` is a method below
+Metas = dict[str, list[tuple[Path, dict[str, Any]]]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -72,28 +74,25 @@ class Image:
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """One line of `image list`. Sizes in bytes, times in seconds since 1970."""
+    """One line of `image list`: one name of one image. Sizes in bytes, times in seconds since 1970."""
 
-    names: tuple[str, ...]
+    name: str
+    """Empty for an image whose name has moved to another."""
     digest: str
     created: str
     imported: float
     last_used: float
     layers: int
-    layer_bytes: int
+    blob_bytes: int
+    """Of the layers, as they were imported."""
     shared_bytes: int
-    """Of `layer_bytes`, what other images use too."""
+    """Of `blob_bytes`, what other images use too."""
     disk_bytes: int
     """Of the made disk; 0 when there is none yet."""
     in_use: bool
 
-
-@dataclass(frozen=True)
-class Pruned:
-    images: tuple[str, ...]
-    """Digests of what is gone."""
-    kept_in_use: tuple[str, ...]
-    freed_bytes: int
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class ImageStore:
@@ -105,16 +104,29 @@ class ImageStore:
         self._architecture = architecture or host_architecture()
 
     def import_image(
-        self, source: Path | IO[bytes], name: str, *, config: ImageConfig | None = None
+        self,
+        source: Path | IO[bytes],
+        name: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
     ) -> Image:
         """Take an OCI layout folder, an OCI or docker archive, or a root filesystem tar in as `name`.
 
-        `config` is for a plain root filesystem tar. A name that is taken moves to the new image.
-        Raises `ImageError` (damaged, wrong architecture, several images), `NotFoundError`, `HostError`.
+        `env`, `workdir` and `user` are for a plain root filesystem tar, which says nothing of them.
+        A name that is taken moves to the new image. Raises `ImageError` (damaged, wrong architecture,
+        several images), `NotFoundError`, `ConfigError` (bad name, or env and the like for an image that
+        has its own), `HostError`.
         """
         reference = parse_reference(name)
         if not reference.name or reference.digest:
-            raise ImageError(f"an image is imported under a name, not {name!r}", hint="write name[:tag]")
+            raise ConfigError(f"an image is imported under a name, not {name!r}", hint="write name[:tag]")
+        config = None
+        if env or workdir or user:
+            config = ImageConfig(
+                env=dict(env or {}), workdir=workdir or "/", user=user or "", architecture=self._architecture
+            )
         with self._staging() as staging, _full_disk_said():
             draft = read_source(source, staging, config, self._architecture)
             image_config(draft.config)
@@ -188,61 +200,59 @@ class ImageStore:
         finally:
             os.close(fd)
 
-    def list_images(self) -> tuple[ImageInfo, ...]:
+    def list(self) -> tuple[ImageInfo, ...]:
         """What is in the store, sorted by name; nameless images last."""
-        names = self._names()
         layers = {digest: self._layer_sizes(digest) for digest in self._digests()}
+        disks = self._disk_metas()
+        names = self._names()
         infos = []
         for digest, own in layers.items():
             others = {layer for other, theirs in layers.items() if other != digest for layer in theirs}
             record = self._root / "images" / f"{_hex(digest)}.json"
-            meta = self._disk_metas().get(digest, [])
-            infos.append(
-                ImageInfo(
-                    names=tuple(sorted(name for name, named in names.items() if named == digest)),
-                    digest=digest,
-                    created=str(self._config_document(digest).get("created") or ""),
-                    imported=_read_json(record).get("imported", 0.0),
-                    last_used=max([record.stat().st_mtime, *(path.stat().st_mtime for path, _ in meta)]),
-                    layers=len(own),
-                    layer_bytes=sum(own.values()),
-                    shared_bytes=sum(size for layer, size in own.items() if layer in others),
-                    disk_bytes=sum(int(found["bytes"]) for _, found in meta),
-                    in_use=any(_is_locked(path.with_suffix(".squashfs")) for path, _ in meta),
-                )
+            made = disks.get(digest, [])
+            info = ImageInfo(
+                name="",
+                digest=digest,
+                created=str(self._config_document(digest).get("created") or ""),
+                imported=float(_read_json(record).get("imported", 0)),
+                last_used=max(path.stat().st_mtime for path in [record, *(path for path, _ in made)]),
+                layers=len(own),
+                blob_bytes=sum(own.values()),
+                shared_bytes=sum(size for layer, size in own.items() if layer in others),
+                disk_bytes=sum(int(found["bytes"]) for _, found in made),
+                in_use=any(_is_locked(path.with_suffix(".squashfs")) for path, _ in made),
             )
-        return tuple(sorted(infos, key=lambda info: (not info.names, info.names, info.digest)))
+            own_names = [name for name, named in names.items() if named == digest]
+            infos += [replace(info, name=name) for name in own_names or [""]]
+        return tuple(sorted(infos, key=lambda info: (not info.name, info.name, info.digest)))
 
-    def remove(self, ref: str) -> Pruned:
+    def remove(self, ref: str) -> None:
         """Take a name away, and with its last name the image. Raises `ImageError` when its disk is in use."""
         reference = parse_reference(ref)
         with self._changing():
             digest = self._find(reference)
             if digest is None:
                 raise self._not_found(ref, reference)
-            names = [name for name, named in self._names().items() if named == digest]
-            if reference.name and len(names) > 1:
+            if reference.name and list(self._names().values()).count(digest) > 1:
                 self._name_file(reference.name).unlink()
-                return Pruned((), (), 0)
-            pruned = self._drop([digest])
-        if pruned.kept_in_use:
-            raise ImageError(f"{ref} is in use by a running VM", hint="wait for the job to end, or stop it")
-        return pruned
+            elif not self._drop([digest]):
+                raise ImageError(f"{ref} is in use by a running VM", hint="wait for its job, or stop it")
 
-    def prune(self, *, unused_for_s: float | None = None, everything: bool = False) -> Pruned:
-        """Delete nameless images, outdated disks and left-over pieces; never what a VM uses.
+    def prune(self, names: Sequence[str] | None = None, *, unused_s: float | None = None) -> tuple[str, ...]:
+        """Delete images, and whatever nothing refers to: outdated disks, blobs, left-over pieces.
 
-        `unused_for_s`: also images not used for so many seconds; `everything`: all that is not in use.
+        `names`: only these images. Else nameless images and, with `unused_s`, those not used for so many
+        seconds. What a VM uses always stays. Returns the names (or digests) of what is gone.
         """
         with self._changing():
-            named = set(self._names().values())
-            limit = time.time() - unused_for_s if unused_for_s is not None else None
-            chosen = [
-                info.digest
-                for info in self.list_images()
-                if everything or info.digest not in named or (limit is not None and info.last_used < limit)
-            ]
-            return self._drop(chosen)
+            infos = self.list()
+            if names:
+                wanted = {self.resolve(name).digest for name in names}
+            else:
+                limit = time.time() - unused_s if unused_s is not None else 0.0
+                wanted = {info.digest for info in infos if not info.name or info.last_used <= limit}
+            gone = self._drop(sorted(wanted))
+            return tuple(info.name or info.digest for info in infos if info.digest in gone)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -300,18 +310,19 @@ class ImageStore:
             spool.flush()
             yield blob if plain else spool
 
-    def _drop(self, chosen: list[str]) -> Pruned:
-        """Delete images and their disks unless in use, then whatever nothing refers to. Store is locked."""
-        before = _usage(self._root)
-        kept = [digest for digest in chosen if not self._drop_disks(digest)]
-        gone = [digest for digest in chosen if digest not in kept]
+    def _drop(self, chosen: Digests) -> Digests:
+        """Delete images and their disks unless in use, then what nothing refers to. The store is locked.
+
+        Returns the digests of what is gone.
+        """
+        gone = [digest for digest in chosen if self._drop_disks(digest)]
         for name, digest in self._names().items():
             if digest in gone:
                 self._name_file(name).unlink()
         for digest in gone:
             (self._root / "images" / f"{_hex(digest)}.json").unlink(missing_ok=True)
         self._sweep()
-        return Pruned(tuple(gone), tuple(kept), max(before - _usage(self._root), 0))
+        return gone
 
     def _drop_disks(self, digest: str) -> bool:
         """Delete the disks of an image; False when one is in use or being made."""
@@ -387,15 +398,15 @@ class ImageStore:
     def _names(self) -> dict[str, str]:
         return {unquote(path.name): _read_json(path)["digest"] for path in _files(self._root / "names")}
 
-    def _digests(self) -> list[str]:
+    def _digests(self) -> Digests:
         return [f"sha256:{path.stem}" for path in _files(self._root / "images")]
 
     def _disk_key(self, digest: str) -> str:
         return hashlib.sha256(f"{digest} {tool_version()}".encode()).hexdigest()[:32]
 
-    def _disk_metas(self) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
+    def _disk_metas(self) -> Metas:
         """Image digest → its made disks (of any tool version)."""
-        metas: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+        metas: Metas = {}
         for path in _files(self._root / "disks"):
             if path.suffix == ".json":
                 found = _read_json(path)
@@ -413,7 +424,7 @@ class ImageStore:
             return None
         return Disk(path, str(meta["digest"]), image.config, image.name, image.digest)
 
-    def _blobs_of(self, digest: str) -> list[str]:
+    def _blobs_of(self, digest: str) -> Digests:
         manifest = self._document(digest)
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
@@ -501,10 +512,6 @@ def _files(folder: Path) -> list[Path]:
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _usage(root: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
 
 
 def _hex(digest: str) -> str:
