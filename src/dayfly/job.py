@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anyio
+import anyio.abc
+import anyio.to_thread
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -379,9 +381,7 @@ class Run:
                 group.cancel_scope.cancel()
             state = "cancelled" if self.interrupted else "finished"
             self.emit("job_" + state, job=plan.job_id, records=len(self.records))
-        return JobResult(
-            plan.job_id, self.records, plan.planned, self.interrupted, time.monotonic() - started
-        )
+        return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, time.monotonic() - started)
 
     def _engine(self) -> LocalEngine:
         capacity = Capacity.of_host(self.plan.jobs_dir, self.plan.job_file.concurrency)

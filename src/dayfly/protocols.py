@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,8 @@ class Vm(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: PathLike | None = None,
         user: str | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
+        terminal: tuple[int, int] | None = None,
         timeout_s: float | None = None,
         stdout: Sink | None = None,
         stderr: Sink | None = None,
@@ -77,7 +78,8 @@ class Vm(Protocol):
         working directory; `user` to the image's user. `timeout_s` counts in the guest; at the deadline the
         whole tree is killed by cgroup, its absence is checked, and the result has `timed_out` and all output
         so far. `stdout` and `stderr` see every byte; the result keeps the first and last 64 KiB of each.
-        `leave_children`: whether processes that outlive the main process stay.
+        `leave_children`: whether processes that outlive the main process stay. `terminal` (rows, columns)
+        gives the program a terminal of its own; its output is then one stream, on `stdout`.
 
         Raises `LimitError` before anything starts when an argument or environment value is too long, and
         `GuestRefused` when the program cannot be started (not found, not executable, unknown user).

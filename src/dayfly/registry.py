@@ -44,9 +44,7 @@ def _load(path: str, what: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(
-            f"{what} {path!r} cannot be loaded: {e}", hint="write it as package.module:Name"
-        ) from e
+        raise ConfigError(f"{what} {path!r} cannot be loaded: {e}", hint="write it as package.module:Name") from e
 
 
 def _find(name: str, known: dict[str, str], group: str, what: str) -> Any:
@@ -66,7 +64,7 @@ def _find(name: str, known: dict[str, str], group: str, what: str) -> Any:
 
 def make_agent(spec: AgentSpec, base_dir: Path) -> Agent:
     """The agent that a spec names. Raises `ConfigError` for an unknown name or option."""
-    return cast(Agent, _find(spec.kind, AGENTS, "dayfly.agents", "agent").from_options(spec.options, base_dir))
+    return cast("Agent", _find(spec.kind, AGENTS, "dayfly.agents", "agent").from_options(spec.options, base_dir))
 
 
 def make_verifier(task: Task) -> Verifier:
@@ -82,7 +80,7 @@ def make_hypervisor(name: str, settings: HypervisorSettings) -> Hypervisor:
     if name in known:
         return known[name](settings)
     paths = {n: n for n in known}
-    return cast(Hypervisor, _find(name, paths, "dayfly.hypervisors", "hypervisor")(settings))
+    return cast("Hypervisor", _find(name, paths, "dayfly.hypervisors", "hypervisor")(settings))
 
 
 def _qemu(settings: HypervisorSettings) -> Hypervisor:

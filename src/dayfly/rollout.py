@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import anyio.to_thread
 
 import dayfly
 from dayfly.errors import (
@@ -152,7 +153,8 @@ async def run_rollout(spec: RolloutSpec, context: Context) -> RolloutRecord:
                 await _publish(progress)
             raise
         with anyio.CancelScope(shield=True):
-            return await _publish(progress)
+            published = await _publish(progress)
+    return published
 
 
 async def carry_out(p: Progress) -> None:
@@ -468,9 +470,7 @@ async def _verify_shared(p: Progress, vm: Vm, task: Task) -> None:
         await vm.freeze()
         late = [c.path for c in await vm.changes() if _is_verdict_place(c) and c.kind not in ("dir", "deleted")]
     if late:
-        raise Tampered(
-            f"a process of the agent wrote {late[0]} while the verifier ran", cause="late_verdict"
-        )
+        raise Tampered(f"a process of the agent wrote {late[0]} while the verifier ran", cause="late_verdict")
     p.verdict = verdict
     await vm.stop()
 
@@ -533,9 +533,7 @@ def decide(
     Tampering outweighs everything. Then a fault that is not the agent's: without a trustworthy verdict
     nothing is graded. Else the first of the agent's own faults; else the verdict.
     """
-    ranked = sorted(
-        failures, key=lambda f: 0 if f[0] is Outcome.TAMPERED else 1 if f[0] in _UNGRADED else 2
-    )
+    ranked = sorted(failures, key=lambda f: 0 if f[0] is Outcome.TAMPERED else 1 if f[0] in _UNGRADED else 2)
     if ranked:
         outcome, cause = ranked[0]
         return outcome, cause, tuple(c for _, c in failures if c is not cause)

@@ -26,7 +26,7 @@ import posixpath
 import shlex
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +114,8 @@ class FakeVm:
         env: Mapping[str, str] | None = None,
         cwd: PathLike | None = None,
         user: str | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
+        terminal: tuple[int, int] | None = None,
         timeout_s: float | None = None,
         stdout: Sink | None = None,
         stderr: Sink | None = None,
@@ -148,6 +149,8 @@ class FakeVm:
         program = argv[0]
         if program in ("true", "/bin/true"):
             return _Exit(0)
+        if posixpath.basename(program) in ("chmod", "mkdir"):
+            return _Exit(0)  # a fake file is executable by its first line, and needs no folder
         if program in ("false", "/bin/false"):
             return _Exit(1)
         path = posixpath.normpath(posixpath.join(cwd, program))
@@ -196,9 +199,7 @@ class FakeVm:
                 case "exit":
                     return _Exit(int(rest[0]))
                 case _:
-                    raise GuestRefused(
-                        f"{line!r} is not a statement of a fake script", cause="not_executable"
-                    )
+                    raise GuestRefused(f"{line!r} is not a statement of a fake script", cause="not_executable")
         return _Exit(0)
 
     async def put(

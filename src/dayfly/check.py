@@ -1,0 +1,152 @@
+"""`dayfly check`: is a task fit to judge agents?
+
+The program is tested like anything else: the reference solution must pass, doing nothing must fail, and
+repeats must start equal. What is found here is about the task, not about any agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dayfly.job import JobFile, JobResult, Plan, plan_new
+from dayfly.model import VERIFIER_CLASS_ORDER, Outcome, RolloutRecord, Task, VerifierClass
+
+RunPlan = Callable[[Plan], Awaitable[JobResult]]
+
+
+@dataclass
+class TaskReport:
+    """What `check` says of one task."""
+
+    name: str
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    strictest: VerifierClass | None = None
+    """The strictest verifier class in which the reference solution passes."""
+    jobs: list[str] = field(default_factory=list)
+    """Jobs whose evidence backs this report."""
+
+    @property
+    def fit(self) -> bool:
+        return not self.problems
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "task": self.name,
+            "fit": self.fit,
+            "problems": self.problems,
+            "remarks": self.remarks,
+            "strictest_verifier_class": self.strictest.value if self.strictest else None,
+            "jobs": self.jobs,
+        }
+
+
+async def check_tasks(
+    tasks: list[Task], settings: JobFile, repeats: int, jobs_dir: Path, run_plan: RunPlan
+) -> list[TaskReport]:
+    """Run oracle and no-op on every task, then find the strictest class. Returns a report per task."""
+    reports = {t.name: TaskReport(t.name, remarks=list(t.warnings)) for t in tasks}
+    judged = [t for t in tasks if t.solution is not None]
+    for task in tasks:
+        if task.solution is None:
+            reports[task.name].problems.append("no solution/solve.sh: nothing shows that it can be solved")
+    oracle = await _job(judged, settings, "oracle", repeats, None, jobs_dir, run_plan)
+    idle = await _job(tasks, settings, "no-op", 1, None, jobs_dir, run_plan)
+    for task in tasks:
+        report = reports[task.name]
+        _judge_oracle(report, [r for r in oracle if r.task == task.name])
+        _judge_idle(report, [r for r in idle if r.task == task.name])
+        _judge_start(report, [r for r in oracle + idle if r.task == task.name])
+        report.jobs = sorted({r.job_id for r in oracle + idle if r.task == task.name})
+    await _find_classes(judged, oracle, settings, jobs_dir, run_plan, reports)
+    return list(reports.values())
+
+
+async def _job(
+    tasks: list[Task],
+    settings: JobFile,
+    agent: str,
+    attempts: int,
+    verifier_class: VerifierClass | None,
+    jobs_dir: Path,
+    run_plan: RunPlan,
+) -> list[RolloutRecord]:
+    if not tasks:
+        return []
+    job = settings.model_validate(
+        settings.model_dump()
+        | {
+            "name": f"check {agent}",
+            "tasks": [str(t.path) for t in tasks],
+            "agents": [{"name": agent}],
+            "attempts": attempts,
+            "verifier_class": verifier_class,
+        }
+    )
+    return (await run_plan(plan_new(job, Path("/"), jobs_dir))).records
+
+
+def _judge_oracle(report: TaskReport, records: list[RolloutRecord]) -> None:
+    for record in records:
+        if record.outcome is not Outcome.PASSED:
+            why = f": {record.cause.message}" if record.cause else ""
+            report.problems.append(
+                f"the reference solution does not pass (attempt {record.attempt}: {record.outcome.value}{why})"
+            )
+    outcomes = {r.outcome for r in records}
+    if len(outcomes) > 1:
+        report.problems.append("the reference solution's result differs between repeats: the verifier is flaky")
+
+
+def _judge_idle(report: TaskReport, records: list[RolloutRecord]) -> None:
+    for record in records:
+        if record.outcome is Outcome.PASSED:
+            report.problems.append("doing nothing passes: the verifier asks for no work")
+        elif not record.graded:
+            why = f": {record.cause.message}" if record.cause else ""
+            report.problems.append(f"doing nothing was not judged ({record.outcome.value}{why})")
+
+
+def _judge_start(report: TaskReport, records: list[RolloutRecord]) -> None:
+    """Equal start fingerprints, else the names of the parts that differ."""
+    prints = [r.start_fingerprint for r in records if r.start_fingerprint is not None]
+    if len({p.digest for p in prints}) > 1:
+        parts = sorted(name for name in prints[0].parts if len({repr(p.parts.get(name)) for p in prints}) > 1)
+        report.problems.append(
+            f"rollouts do not start equal: {', '.join(parts)} differ between repeats "
+            "(compare start-files.json in their folders)"
+        )
+
+
+async def _find_classes(
+    tasks: list[Task],
+    oracle: list[RolloutRecord],
+    settings: JobFile,
+    jobs_dir: Path,
+    run_plan: RunPlan,
+    reports: dict[str, TaskReport],
+) -> None:
+    """From the strictest class down, until the reference solution passes."""
+    open_tasks = [t for t in tasks if any(r.task == t.name and r.outcome is Outcome.PASSED for r in oracle)]
+    for wanted in reversed(VERIFIER_CLASS_ORDER):
+        declared = [t for t in open_tasks if t.verifier_class is wanted]
+        tried = await _job(
+            [t for t in open_tasks if t.verifier_class is not wanted],
+            settings,
+            "oracle",
+            1,
+            wanted,
+            jobs_dir,
+            run_plan,
+        )
+        passed = {r.task for r in tried if r.outcome is Outcome.PASSED} | {t.name for t in declared}
+        for task in [t for t in open_tasks if t.name in passed]:
+            report = reports[task.name]
+            report.strictest = wanted
+            if wanted is not task.verifier_class:
+                report.remarks.append(
+                    f"declared {task.verifier_class.value}; the reference solution also passes as {wanted.value}"
+                )
+        open_tasks = [t for t in open_tasks if t.name not in passed]

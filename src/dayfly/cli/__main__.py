@@ -1,0 +1,5 @@
+"""`python -m dayfly.cli` is the program `dayfly`."""
+
+from dayfly.cli import main
+
+main()

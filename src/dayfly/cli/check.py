@@ -1,0 +1,139 @@
+"""`dayfly check` and `dayfly init`: tasks that can be trusted, and a first one to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from dayfly.check import check_tasks
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, put_json, say
+from dayfly.cli.display import displayed
+from dayfly.errors import ConfigError, TaskError
+from dayfly.job import JobResult, Plan, parse_job, run_job
+from dayfly.tasks import find_tasks, load_task
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
+    app.command()(init)
+
+
+def check(
+    tasks: Annotated[list[Path], typer.Argument(help="Task folders, or folders of task folders.")],
+    static: Annotated[bool, typer.Option("--static", help="Only read the files; start no VM.")] = False,
+    repeats: Annotated[int, typer.Option(min=2, help="How often the reference solution runs.")] = 2,
+    hypervisor: Annotated[str, typer.Option(envvar="DAYFLY_HYPERVISOR")] = "qemu",
+    concurrency: Annotated[int | None, typer.Option("--concurrency", "-c", min=1)] = None,
+    jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
+    as_json: Json = False,
+) -> None:
+    """Is a task fit to judge agents? The oracle must pass, doing nothing must fail, repeats start equal.
+
+    Unknown keys are errors here. Exit 1 when a task is not fit.
+    """
+    loaded, refused = [], []
+    for folder in find_tasks(tasks):
+        try:
+            loaded.append(load_task(folder, strict=True))
+        except TaskError as error:
+            refused.append({"task": str(folder), "fit": False, "problems": [error.message], "hint": error.hint})
+    reports = [{"task": t.name, "fit": True, "problems": [], "remarks": list(t.warnings)} for t in loaded]
+    if not static and loaded:
+        settings = parse_job(
+            {"tasks": ["."], "agents": ["no-op"], "hypervisor": hypervisor, "concurrency": concurrency},
+            "check",
+        )
+
+        async def run_plan(plan: Plan) -> JobResult:
+            with displayed("plain" if not as_json else "none") as observers:
+                return await run_job(plan, observers=observers)
+
+        found = anyio.run(lambda: check_tasks(loaded, settings, repeats, jobs_dir, run_plan))
+        reports = [r.as_dict() for r in found]
+    reports = [*refused, *reports]
+    if as_json:
+        put_json({"schema_version": 1, "tasks": reports})
+    else:
+        _print_reports(reports, static)
+    if not all(r["fit"] for r in reports):
+        raise typer.Exit(1)
+
+
+def _print_reports(reports: list[dict[str, object]], static: bool) -> None:
+    for report in reports:
+        strictest = report.get("strictest_verifier_class")
+        tail = f"  (strictest verifier class: {strictest})" if strictest else ""
+        word = "fit" if not static else "reads"
+        print(f"{word if report['fit'] else 'NOT FIT'}  {report['task']}{tail}")
+        for problem in report["problems"]:  # type: ignore[attr-defined]
+            print(f"    problem: {problem}")
+        if report.get("hint"):
+            print(f"    hint: {report['hint']}")
+        for remark in report.get("remarks", []):  # type: ignore[attr-defined]
+            print(f"    remark: {remark}")
+
+
+TASK_TOML = """\
+schema_version = "1.4"
+
+[metadata]
+difficulty = "easy"
+
+[agent]
+timeout_sec = 300.0
+
+[verifier]
+timeout_sec = 60.0
+
+[environment]
+docker_image = "dayfly/demo-base:latest"
+cpus = 1
+memory_mb = 512
+storage_mb = 1024
+workdir = "/app"
+
+[[artifacts]]
+source = "/app/greeting.txt"
+
+[dayfly]
+verifier_class = "separate"
+"""
+
+STARTER: dict[str, str] = {
+    "tasks/hello/task.toml": TASK_TOML,
+    "tasks/hello/instruction.md": "Write the text `hello, world` and a newline into the file /app/greeting.txt.\n",
+    "tasks/hello/solution/solve.sh": "#!/bin/sh\nprintf 'hello, world\\n' > /app/greeting.txt\n",
+    "tasks/hello/tests/test.sh": """\
+#!/bin/sh
+# Runs in a fresh VM that the agent never touched; only /app/greeting.txt was carried over.
+# No reward at all means "the verifier is broken"; 0 means "the work is not done".
+if [ "$(cat /app/greeting.txt 2>/dev/null)" = "hello, world" ]; then reward=1; else reward=0; fi
+echo "$reward" > /logs/verifier/reward.txt
+""",
+    "job.yaml": """\
+name: hello
+tasks: [tasks]
+agents: [oracle, no-op]
+attempts: 2
+""",
+}
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to make the job and its first task.")] = Path(),
+) -> None:
+    """Make a job file and a first task to change. Overwrites nothing."""
+    there = [name for name in STARTER if (folder / name).exists()]
+    if there:
+        raise ConfigError(f"{folder / there[0]} exists", hint="`init` overwrites nothing; name a new folder")
+    for name, text in STARTER.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+        print(path)
+    say(f"next: dayfly check {folder / 'tasks'}, then dayfly run {folder / 'job.yaml'}")
