@@ -214,9 +214,7 @@ def test_a_disk_is_what_umoci_unpacks(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(squashfs, "COMPRESSION", ("zstd", "level=1"))
     disk = make_disk(tmp_path, as_blobs(LAYERS[case]))
     unsquash(disk, tmp_path / "ours")
-    process.run(
-        ["umoci", "unpack", "--image", f"{tmp_path / 'oci'}:latest", tmp_path / "theirs"], timeout_s=60
-    )
+    process.run(["umoci", "unpack", "--image", f"{tmp_path / 'oci'}:latest", tmp_path / "theirs"], timeout_s=60)
     ours, theirs = listing(tmp_path / "ours"), listing(tmp_path / "theirs" / "rootfs")
     assert ours == theirs
     assert ours

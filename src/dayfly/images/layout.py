@@ -74,8 +74,6 @@ def make_oci_layout(
     }
     top = add(encode(manifest), MANIFEST_TYPE)
     top["annotations"] = {"org.opencontainers.image.ref.name": name}
-    (dest / "index.json").write_bytes(
-        encode({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [top]})
-    )
+    (dest / "index.json").write_bytes(encode({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [top]}))
     (dest / "oci-layout").write_bytes(encode({"imageLayoutVersion": "1.0.0"}))
     return str(top["digest"])

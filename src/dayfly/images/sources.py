@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
@@ -62,9 +64,7 @@ def host_architecture() -> str:
     return _MACHINES.get(machine, machine)
 
 
-def read_source(
-    source: Path | IO[bytes], staging: Path, config: ImageConfig | None, architecture: str
-) -> Draft:
+def read_source(source: Path | IO[bytes], staging: Path, config: ImageConfig | None, architecture: str) -> Draft:
     """Read any local source into `staging`. Raises `ImageError`, or `NotFoundError` for a missing path.
 
     `config` is for a plain root filesystem tar, which has none of its own; `ConfigError` for others.
@@ -149,14 +149,21 @@ class _Section:
 
 
 def _from_archive(file: IO[bytes], staging: Path, config: ImageConfig | None, architecture: str) -> Draft:
-    plain, start = file, file.read(BLOCK)
+    start = file.read(BLOCK)
     file.seek(0)
-    if is_compressed(start):
-        plain = (staging / "inflated").open("w+b")
-        for chunk in inflate(file, start, MAX_IMAGE):
-            plain.write(chunk)
-        plain.flush()
-    fd = plain.fileno()
+    with ExitStack() as stack:
+        plain = file
+        if is_compressed(start):
+            plain = stack.enter_context(tempfile.TemporaryFile(dir=staging))
+            for chunk in inflate(file, start, MAX_IMAGE):
+                plain.write(chunk)
+            plain.flush()
+            file.seek(0)
+        return _from_tar(file, plain.fileno(), staging, config, architecture)
+
+
+def _from_tar(file: IO[bytes], fd: int, staging: Path, config: ImageConfig | None, architecture: str) -> Draft:
+    """`fd` is the inflated `file`; which kind of archive it is shows in its members."""
     entries = list(read_entries(fd, os.fstat(fd).st_size, need_end=True))
     if not entries:
         raise ImageError("the tar is empty", hint="it holds no image and no root filesystem")
@@ -167,7 +174,6 @@ def _from_archive(file: IO[bytes], staging: Path, config: ImageConfig | None, ar
     if members.find("manifest.json") and not members.find("etc/passwd"):
         _refuse(config)
         return _from_docker(members, staging, architecture)
-    file.seek(0)
     return _from_rootfs(file, staging, config or ImageConfig(architecture=architecture), architecture)
 
 
@@ -200,9 +206,7 @@ def _from_layout(blobs: Blobs, staging: Path, architecture: str) -> Draft:
     return draft
 
 
-def _choose(
-    blobs: Blobs, descriptors: list[dict[str, Any]], architecture: str, depth: int = 0
-) -> dict[str, Any]:
+def _choose(blobs: Blobs, descriptors: list[dict[str, Any]], architecture: str, depth: int = 0) -> dict[str, Any]:
     """The one manifest to take: attestations are left out, indexes are entered."""
     found: dict[str, dict[str, Any]] = {}
     others: set[str] = set()
@@ -347,12 +351,12 @@ def _stage(
     stream = blobs.open(name)
     if stream is None:
         raise ImageError(f"{digest or name} is missing in the source", hint="copy or save the image again")
-    if size is not None and size != blobs.size(name):
-        raise ImageError(f"{digest or name} has {blobs.size(name)} bytes; the manifest says {size}")
     part = staging / "part"
     seen = hashlib.sha256()
     start = b""
     with stream, part.open("wb") as out:
+        if size is not None and size != blobs.size(name):
+            raise ImageError(f"{digest or name} has {blobs.size(name)} bytes; the manifest says {size}")
         while chunk := stream.read(CHUNK):
             start = start or chunk[:8]
             seen.update(chunk)

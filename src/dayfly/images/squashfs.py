@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import tempfile
+import shutil
+import signal
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -51,14 +53,16 @@ def build_disk(tree: Tree, layers: Sequence[int], dest: Path, *, timeout_s: floa
     argv: list[str | Path] = [process.which("tar2sqfs", INSTALL_HINT), "--quiet", "--no-skip", "--force"]
     argv += ["--compressor", compressor, "--num-jobs", str(min(os.cpu_count() or 1, 8))]
     argv += ["--comp-extra", options] if options else []
-    with tempfile.TemporaryFile(dir=dest.parent) as messages:
-        tool = process.spawn([*argv, dest], stdin=process.PIPE, stdout=messages, stderr=messages)
+    env = {**os.environ, "LC_ALL": "C"}  # its messages are looked at
+    # In memory, for the disk may be full when there is something to say.
+    with os.fdopen(os.memfd_create("messages"), "w+b") as messages:
+        tool = process.spawn([*argv, dest], stdin=process.PIPE, stdout=messages, stderr=messages, env=env)
         # Ends a tool that hangs, and with it the write to its pipe.
         watchdog = threading.Timer(timeout_s, process.kill_group, [tool])
         watchdog.start()
+        assert tool.stdin is not None
         try:
-            assert tool.stdin is not None
-            complete = _write_tar(tree, layers, tool.stdin)
+            sent, complete = _write_tar(tree, layers, tool.stdin)
             status = tool.wait()
         except BaseException:
             process.kill_group(tool)
@@ -66,25 +70,29 @@ def build_disk(tree: Tree, layers: Sequence[int], dest: Path, *, timeout_s: floa
         finally:
             watchdog.cancel()
             tool.wait()
-            if tool.stdin is not None:
+            with suppress(BrokenPipeError):
                 tool.stdin.close()
         if status != 0 or not complete:
             messages.seek(0)
-            raise _tool_error(status, messages.read(65536).decode("utf-8", "replace").strip())
+            said = messages.read(65536).decode("utf-8", "replace").strip()
+            raise _tool_error(status, said, full=shutil.disk_usage(dest.parent).free <= sent)
     return _finish(dest)
 
 
-def _write_tar(tree: Tree, layers: Sequence[int], out: IO[bytes]) -> bool:
-    """Send the tree as one tar; False when the reader went away."""
+def _write_tar(tree: Tree, layers: Sequence[int], out: IO[bytes]) -> tuple[int, bool]:
+    """Send the tree as one tar; returns how many bytes were sent, and False when the reader went away."""
+    sent = 0
     try:
         for entry, layer in tree.walk():
-            out.write(write_header(_named(entry)))
+            header = write_header(_named(entry))
+            out.write(header)
             _copy(layers[layer] if entry.size else -1, entry, out)
+            sent += len(header) + entry.size
         out.write(END)
         out.close()
     except BrokenPipeError:
-        return False
-    return True
+        return sent + entry.size, False
+    return sent, True
 
 
 def _named(entry: Entry) -> Entry:
@@ -102,9 +110,15 @@ def _copy(fd: int, entry: Entry, out: IO[bytes]) -> None:
     out.write(bytes(-entry.size % BLOCK))
 
 
-def _tool_error(status: int, said: str) -> HostError:
-    if "No space left" in said or "File too large" in said:
-        return HostError("the disk is full: the image was not converted", hint=said, cause="host_disk_full")
+def _tool_error(status: int, said: str, *, full: bool) -> HostError:
+    """`full`: the tool has deleted its output, and there is less room than it was sent."""
+    # It says only "I/O error" when the disk is full.
+    if (full and "I/O error" in said) or status == -signal.SIGXFSZ:
+        return HostError(
+            "there is no room for the image's disk",
+            hint="free some space: `dayfly image prune`, `df -h`, `ulimit -f`",
+            cause="host_disk_full",
+        )
     return HostError(f"tar2sqfs ended with status {status}", hint=said or None, cause="host_program")
 
 

@@ -191,9 +191,7 @@ class ImageStore:
         except FileNotFoundError:
             pass
         if fd is None:
-            raise NotFoundError(
-                f"the disk of {disk.image or disk.image_digest} is gone", hint="make it again"
-            )
+            raise NotFoundError(f"the disk of {disk.image or disk.image_digest} is gone", hint="make it again")
         try:
             os.utime(disk.path.with_suffix(".json"))  # the time of the last use
             yield disk
@@ -387,9 +385,7 @@ class ImageStore:
     def _not_found(self, ref: str, reference: Reference) -> NotFoundError:
         names = sorted(self._names())
         near = get_close_matches(reference.name, names, n=3, cutoff=0.5)
-        known = (
-            f"near: {', '.join(near)}; " if near else f"there are: {', '.join(names[:5])}; " if names else ""
-        )
+        known = f"near: {', '.join(near)}; " if near else f"there are: {', '.join(names[:5])}; " if names else ""
         return NotFoundError(
             f"there is no image {ref!r} on this machine",
             hint=f"{known}take it in with `dayfly image import SOURCE --name {reference.name or 'NAME'}`",

@@ -61,9 +61,7 @@ class Tree:
             if inode.children is not None:
                 yield replace(inode.entry, name=path), inode.layer
                 prefix = path + b"/" if path else b""
-                todo += [
-                    (prefix + name, inode.children[name]) for name in sorted(inode.children, reverse=True)
-                ]
+                todo += [(prefix + name, inode.children[name]) for name in sorted(inode.children, reverse=True)]
             elif id(inode) in first:
                 yield Entry(path, Kind.HARDLINK, target=first[id(inode)]), inode.layer
             else:
