@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,8 +33,8 @@ from dayfly.model import (
     AgentSpec,
     Disk,
     Frozen,
+    ImageConfig,
     Options,
-    Outcome,
     RolloutKey,
     RolloutRecord,
     RolloutSpec,
@@ -141,12 +142,6 @@ def parse_job(data: Mapping[str, Any], where: str) -> JobFile:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LoadedTask:
-    task: Task
-    path: Path
-
-
 @dataclass
 class Plan:
     """Everything wanted, against everything on file."""
@@ -162,6 +157,8 @@ class Plan:
     new: list[RolloutSpec] = field(default_factory=list)
     drifted: list[str] = field(default_factory=list)
     """What differs from the lock, one line each."""
+    accepted: bool = False
+    """Somebody said that what differs is meant."""
 
     @property
     def planned(self) -> int:
@@ -308,6 +305,7 @@ def _drift(lock: Mapping[str, Any], recorded: JobFile, plan: Plan) -> Iterator[s
 
 def refuse_drift(plan: Plan, accept: bool) -> None:
     """Raise `NeedsDecision` when something changed and nobody said that this is meant."""
+    plan.accepted = accept
     if plan.drifted and not accept:
         raise NeedsDecision(
             f"job {plan.job_id} cannot simply go on: " + "; ".join(plan.drifted),
@@ -502,17 +500,24 @@ async def run_job(
         settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
         hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
     _require_isolation(plan, hypervisor)
-    make_disk = await _prepare(plan, hypervisor)
-    plan.jobs_dir.mkdir(parents=True, exist_ok=True)
-    run = Run(plan, hypervisor, make_disk, observers=observers or [])
-    run.folder = _open_folder(plan)
     from dayfly.stores import SqlStore
 
-    run.store = SqlStore.open(plan.jobs_dir)
-    return await run.go()
+    with ExitStack() as in_use:
+        disks = await _prepare(plan, hypervisor, in_use)
+
+        async def make_disk(image: str) -> Disk:
+            return disks[image]
+
+        plan.jobs_dir.mkdir(parents=True, exist_ok=True)
+        run = Run(plan, hypervisor, make_disk, observers=observers or [])
+        run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
+        run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
+        return await run.go()
 
 
-def _open_folder(plan: Plan) -> JobFolder:
+def _open_folder(plan: Plan, images: dict[str, str]) -> JobFolder:
+    """The job's folder, made now for a new job; with accepted changes, its plan is replaced."""
+    lock = lock_of(plan) | {"images": images}
     job = {
         "schema_version": 1,
         "id": plan.job_id,
@@ -522,10 +527,17 @@ def _open_folder(plan: Plan) -> JobFolder:
     }
     if (plan.jobs_dir / plan.job_id / "job.json").exists():
         folder = JobFolder.open(plan.jobs_dir, plan.job_id)
-        if plan.drifted:
-            folder.replace_plan(job, lock_of(plan))
+        before = folder.lock_data()["images"]
+        moved = sorted(n for n in before if images.get(n, before[n]) != before[n])
+        if moved and not plan.accepted:
+            raise NeedsDecision(
+                f"image {moved[0]} was {before[moved[0]]}, is {images[moved[0]]}",
+                hint="import the old image again, or pass --accept-changes",
+            )
+        if plan.drifted or moved:
+            folder.replace_plan(job, lock)
         return folder
-    return JobFolder.create(plan.jobs_dir, plan.job_id, job, lock_of(plan))
+    return JobFolder.create(plan.jobs_dir, plan.job_id, job, lock)
 
 
 def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
@@ -539,29 +551,24 @@ def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
         )
 
 
-async def _prepare(plan: Plan, hypervisor: Hypervisor) -> Callable[[str], Any]:
-    """Find every image and make every template before the first rollout, so that faults show at once."""
+async def _prepare(plan: Plan, hypervisor: Hypervisor, in_use: ExitStack) -> dict[str, Disk]:
+    """Make every disk and template before the first rollout, so that faults show at once.
+
+    The disks are kept from being pruned until `in_use` is closed.
+    """
+    images = sorted({i for t in plan.tasks for i in (t.image, t.verifier_image) if i})
     if hypervisor.isolation == "fake":
-
-        async def fake_disk(image: str) -> Disk:
-            from dayfly.model import ImageConfig
-
-            return Disk(Path("/dev/null"), sha256_bytes(image.encode()), ImageConfig(workdir="/app"), image)
-
-        return fake_disk
+        config = ImageConfig(workdir="/app")
+        return {i: Disk(Path("/dev/null"), sha256_bytes(i.encode()), config, i, i) for i in images}
     from dayfly.images import ImageStore
 
     store = ImageStore()
-    for image in sorted({t.image for t in plan.tasks if t.image}):
-        await anyio.to_thread.run_sync(store.resolve, image)
-    for machine in {t.machine for t in plan.tasks}:
+
+    def make_disks() -> dict[str, Disk]:
+        found = {image: store.resolve(image) for image in images}
+        return {name: in_use.enter_context(store.using(store.disk(i))) for name, i in found.items()}
+
+    disks = await anyio.to_thread.run_sync(make_disks)
+    for machine in sorted({t.machine for t in plan.tasks}, key=repr):
         await hypervisor.prepare(machine)
-
-    async def make_disk(image: str) -> Disk:
-        return await anyio.to_thread.run_sync(lambda: store.disk(store.resolve(image)))
-
-    return make_disk
-
-
-def outcome_counts(records: list[RolloutRecord]) -> dict[Outcome, int]:
-    return dict(Counter(r.outcome for r in records))
+    return disks

@@ -172,7 +172,10 @@ def gc(
     if reindex:
         from dayfly.stores import SqlStore
 
-        indexed = SqlStore.open(jobs_dir, discard=True).rebuild(jobs_dir)
+        found_rows = SqlStore.reindex(jobs_dir)
+        indexed = found_rows.rollouts
+        for place, why in found_rows.broken:
+            say(f"not indexed: {place}: {why}")
     if as_json:
         put_json({"schema_version": 1, "vms": list(swept), "jobs": recovered, "indexed": indexed})
         return

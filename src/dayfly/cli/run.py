@@ -23,7 +23,7 @@ from dayfly.job import (
     run_job,
 )
 from dayfly.model import VerifierClass
-from dayfly.report import summarise, text_summary
+from dayfly.report import render_text, summarise
 
 
 def register(app: typer.Typer) -> None:
@@ -157,11 +157,11 @@ def _finish(plan: Plan, result: JobResult, jobs_dir: Path, as_json: bool) -> Non
                 "id": result.job_id,
                 "interrupted": result.interrupted,
                 "seconds": round(result.seconds, 3),
-                "summary": summary.as_dict(),
+                "summary": summary.model_dump(mode="json"),
             }
         )
         return
-    print(text_summary(summary))
+    print(render_text(summary))
     isolation = ", ".join(sorted({r.isolation or "unknown" for r in result.records})) or "none"
     print(f"\njob {result.job_id} · {result.seconds:.0f} s · isolation {isolation}")
     if isolation == "tcg":

@@ -27,7 +27,7 @@ from dayfly.errors import NotFoundError
 from dayfly.evidence import JobFolder, verify_folder
 from dayfly.evidence import list_jobs as list_job_ids
 from dayfly.model import RolloutRecord
-from dayfly.report import summarise, text_summary
+from dayfly.report import render_text, summarise
 
 
 def register(app: typer.Typer) -> None:
@@ -107,7 +107,7 @@ def _as_json(
     return {
         "schema_version": 1,
         "id": folder.job_id,
-        "summary": summarise(planned, records).as_dict(),
+        "summary": summarise(planned, records).model_dump(mode="json"),
         "rollouts": [r.model_dump(mode="json") for r in records],
         **(checked if verify else {}),
     }
@@ -133,7 +133,7 @@ def _show_job(folder: JobFolder, records: list[RolloutRecord]) -> None:
             r.cause.message if r.cause else "",
         )
     Console().print(table)
-    print(text_summary(summarise(folder.job()["planned"], records)))
+    print(render_text(summarise(folder.job()["planned"], records)))
 
 
 def _show_rollout(folder: JobFolder, record: RolloutRecord) -> None:
