@@ -1,0 +1,1 @@
+"""Implementations of `dayfly.protocols.Hypervisor` that start real machines."""
