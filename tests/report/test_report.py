@@ -182,7 +182,7 @@ def test_one_attempt_per_task_has_wilson() -> None:
 
 
 def test_several_attempts_have_t_over_tasks() -> None:
-    means = [1.0, 0.5, 0.0, 0.5, 0.75]
+    means = [0.75, 0.5, 0.25, 0.5, 0.75]
     interval = score_interval({f"t{i}": (4, int(4 * m)) for i, m in enumerate(means)})
     low, high = stats.t.interval(0.95, len(means) - 1, loc=0.55, scale=stats.sem(means))
     assert interval is not None
