@@ -7,11 +7,12 @@ compares that with what is on file; `run_job` does what is missing, one durable 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -41,7 +42,7 @@ from dayfly.model import (
     Task,
     VerifierClass,
 )
-from dayfly.protocols import Hypervisor, Store
+from dayfly.protocols import Agent, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
 from dayfly.rollout import Context, agent_limit_s, run_rollout
 
@@ -350,6 +351,10 @@ class Run:
     make_disk: Callable[[str], Any]
     store: Store | None = None
     observers: list[Observer] = field(default_factory=list)
+    make_agent: Callable[[RolloutSpec], Agent] | None = None
+    """Overrides the registry, for an agent that is a Python object of this process."""
+    own_signals: bool = True
+    """Stop the job on SIGINT, SIGTERM and SIGHUP; False inside another program."""
     folder: JobFolder = field(init=False)
     in_flight: dict[str, InFlight] = field(default_factory=dict)
     records: list[RolloutRecord] = field(default_factory=list)
@@ -372,7 +377,8 @@ class Run:
             self.emit("job_started", job=plan.job_id, planned=plan.planned, done=len(plan.done))
             async with anyio.create_task_group() as group:
                 engine_scope = anyio.CancelScope()
-                await group.start(self._watch_signals, engine_scope)
+                if self.own_signals:
+                    await group.start(self._watch_signals, engine_scope)
                 group.start_soon(self._watchdog)
                 with engine_scope:
                     await self._engine().run(plan.specs, self._run_one, self._done)
@@ -419,7 +425,7 @@ class Run:
             job=self.folder,
             load_task=lambda path: load_task(path, strict=False),
             make_disk=self.make_disk,
-            make_agent=lambda spec: make_agent(spec.agent, self.plan.base_dir),
+            make_agent=self.make_agent or (lambda spec: make_agent(spec.agent, self.plan.base_dir)),
             make_verifier=make_verifier,
             resolve_env=lambda env: resolve_env(env, os.environ),
             on_phase=self._on_phase,
@@ -494,8 +500,10 @@ async def run_job(
     settings: HypervisorSettings | None = None,
     hypervisor: Hypervisor | None = None,
     observers: list[Observer] | None = None,
+    make_agent: Callable[[RolloutSpec], Agent] | None = None,
+    own_signals: bool = True,
 ) -> JobResult:
-    """Do a plan on this host. `hypervisor` overrides the one that the job file names."""
+    """Do a plan on this host. `hypervisor` overrides the one that the job file names; see also `Run`."""
     if hypervisor is None:
         settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
         hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
@@ -509,10 +517,49 @@ async def run_job(
             return disks[image]
 
         plan.jobs_dir.mkdir(parents=True, exist_ok=True)
-        run = Run(plan, hypervisor, make_disk, observers=observers or [])
+        run = Run(
+            plan,
+            hypervisor,
+            make_disk,
+            observers=observers or [],
+            make_agent=make_agent,
+            own_signals=own_signals,
+        )
         run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
         run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
         return await run.go()
+
+
+async def evaluate(
+    task: str | Path,
+    agent: Callable[[Vm, Task], Awaitable[object]],
+    *,
+    jobs_dir: str | Path = "jobs",
+    hypervisor: str = "qemu",
+    verifier_class: VerifierClass | None = None,
+) -> RolloutRecord:
+    """One rollout of a Python function on one task; its evidence is kept as a job of its own.
+
+    The function runs on the host and works in the VM (`vm.exec`, `vm.put`, `vm.get`). Raises `DayflyError`
+    when there is no host, image or task to work with; how the rollout itself ended is in the record.
+    """
+    from dayfly.agents import FunctionAgent
+
+    entry = AgentEntry(name=agent.__name__, kind="function", options={"function": agent.__qualname__})
+    job = JobFile(
+        name=agent.__name__,
+        tasks=[str(Path(task).resolve())],
+        agents=[AgentEntry(name="no-op")],
+        hypervisor=hypervisor,
+        verifier_class=verifier_class,
+    )
+    plan = plan_new(job, Path.cwd(), Path(jobs_dir))
+    digest = sha256_bytes(inspect.getsource(agent).encode())
+    plan.job_file = job.model_copy(update={"agents": [entry]})
+    plan.agents = [AgentSpec(name=entry.name, kind="function", options=entry.options, digest=digest)]
+    plan.new = list(_wanted(plan, {}))
+    result = await run_job(plan, make_agent=lambda spec: FunctionAgent(agent), own_signals=False)
+    return result.records[0]
 
 
 def _open_folder(plan: Plan, images: dict[str, str]) -> JobFolder:

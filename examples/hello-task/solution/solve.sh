@@ -1,0 +1,2 @@
+#!/bin/sh
+printf 'hello, world\n' > /app/greeting.txt
