@@ -18,6 +18,7 @@ from dayfly.evidence import (
     load_record,
     new_job_id,
     new_rollout_id,
+    remove_half_made,
     safe_component,
     seal,
     verify_folder,
@@ -75,6 +76,17 @@ def test_a_job_is_made_whole_and_found(tmp_path: Path) -> None:
     assert caught.value.cause == "exists"
     assert JobFolder.open(jobs, "j1").job() == {"a": 1}
     assert [p.name for p in jobs.iterdir()] == ["j1"]
+
+
+def test_a_half_made_job_is_invisible_and_removed_once_it_is_old(tmp_path: Path) -> None:
+    half = tmp_path / ".j1.0123abcd.tmp"
+    half.mkdir()
+    (half / "job.json").write_text("{}")
+    assert list_jobs(tmp_path) == []
+    assert remove_half_made(tmp_path) == []
+    os.utime(half, (0, 0))
+    assert remove_half_made(tmp_path) == [half]
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("job_id", ["absent", "../jobs", "", ".", "a/b"])

@@ -26,6 +26,7 @@ from dayfly.evidence.job_folder import (
     list_jobs,
     new_job_id,
     new_rollout_id,
+    remove_half_made,
     safe_component,
 )
 from dayfly.evidence.rollout_folder import DISK_NAME, RECORD_NAME, RolloutFolder
@@ -49,6 +50,7 @@ __all__ = [
     "publish",
     "read_events",
     "read_json",
+    "remove_half_made",
     "remove_tree",
     "safe_component",
     "seal",

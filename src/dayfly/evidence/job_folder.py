@@ -90,6 +90,20 @@ def list_jobs(jobs_dir: Path) -> list[str]:
     return sorted(p.parent.name for p in jobs_dir.glob("*/job.json") if not p.parent.name.startswith("."))
 
 
+def remove_half_made(jobs_dir: Path, older_than_s: float = 60.0) -> list[Path]:
+    """Delete what processes left that were killed while making a job; returns it. For `dayfly gc`.
+
+    Younger than `older_than_s` it may still be in the making.
+    """
+    gone = []
+    with host_errors(f"cleaning {jobs_dir}"):
+        for path in sorted(jobs_dir.glob(".*.tmp")):
+            if path.is_dir() and time.time() - path.stat().st_mtime >= older_than_s:
+                remove_tree(path)
+                gone.append(path)
+    return gone
+
+
 @dataclass(frozen=True)
 class Recovered:
     """What `JobFolder.recover` found and did."""
@@ -312,6 +326,8 @@ class JobFolder:
         evidence = work / "evidence"
         with suppress(FileNotFoundError):
             (evidence / DISK_NAME).unlink()
+        for half_made in evidence.glob(f".{RECORD_NAME}.*.tmp"):
+            half_made.unlink()
         if not evidence.is_dir() or not any(evidence.iterdir()):
             return False
         make_folders(self.path / "interrupted")
@@ -322,9 +338,7 @@ class JobFolder:
 
     def rollout_path(self, key: RolloutKey) -> Path:
         """Where the result of an attempt is, or will be."""
-        return (
-            self.path / "rollouts" / safe_component(key.task) / safe_component(key.agent) / str(key.attempt)
-        )
+        return self.path / "rollouts" / safe_component(key.task) / safe_component(key.agent) / str(key.attempt)
 
     def records(self, on_broken: OnBroken | None = None) -> Iterator[RolloutRecord]:
         """The result of every attempt that has one, graded or not, by task, agent and attempt.
