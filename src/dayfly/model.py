@@ -258,6 +258,8 @@ class Task(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     pass_reward: float = 1.0
     """A rollout passes when its reward is at least this."""
+    reward_range: tuple[float, float] | None = None
+    """Smallest and largest reward that is a valid verdict; None: any finite number."""
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()

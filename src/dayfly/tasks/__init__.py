@@ -1,0 +1,21 @@
+"""Task folders in Harbor's layout: finding, reading, hashing. See docs/tasks.md."""
+
+from dayfly.tasks.env import resolve_env
+from dayfly.tasks.files import Selection, TaskFiles, read_task_files, select
+from dayfly.tasks.find import find_tasks
+from dayfly.tasks.load import choose_verifier_class, load_task, strip_canary
+from dayfly.tasks.schema import TaskFile, task_json_schema
+
+__all__ = [
+    "Selection",
+    "TaskFile",
+    "TaskFiles",
+    "choose_verifier_class",
+    "find_tasks",
+    "load_task",
+    "read_task_files",
+    "resolve_env",
+    "select",
+    "strip_canary",
+    "task_json_schema",
+]
