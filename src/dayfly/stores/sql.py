@@ -119,16 +119,31 @@ class SqlStore:
 
     @classmethod
     def reindex(cls, jobs_dir: Path, url: str | None = None) -> Reindexed:
-        """`rebuild`, also when the index itself cannot be opened: a broken `index.db` is set aside first."""
+        """`rebuild`, also when the index itself is damaged: an `index.db` that is, is set aside first."""
         try:
-            store = cls.open(jobs_dir, url)
+            return cls._reindex(jobs_dir, url)
         except HostError as error:
             if url is not None or error.cause not in ("index_broken", "index_newer"):
                 raise
             _set_aside(jobs_dir / INDEX_NAME)
-            store = cls.open(jobs_dir)
-        with store:
+            return cls._reindex(jobs_dir, url)
+
+    @classmethod
+    def _reindex(cls, jobs_dir: Path, url: str | None) -> Reindexed:
+        with cls.open(jobs_dir, url) as store:
+            store._refuse_damage()
             return store.rebuild(jobs_dir, forget_missing=url is None)
+
+    def _refuse_damage(self) -> None:
+        """SQLite notices a damaged page only when it reads it; this reads all."""
+        if self.url.get_backend_name() != "sqlite":
+            return
+        with _index_errors(self.url), self._engine.connect() as connection:
+            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if found != "ok":
+            raise HostError(
+                f"the index {self.url.database} is damaged: {found}", hint=REINDEX, cause="index_broken"
+            )
 
     # --- reading -----------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ ROLLOUTS = Table(
     Column("record", Text, nullable=False),
     Index("rollouts_by_id", "rollout_id"),
     Index("rollouts_by_task", "task", "agent"),
+    # Covers the list of jobs, which must not read a million records.
+    Index("rollouts_by_job", "job_id", "outcome", "graded", "started_unix", "finished_unix"),
 )
 
 

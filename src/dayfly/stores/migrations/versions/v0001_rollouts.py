@@ -33,6 +33,7 @@ def upgrade() -> None:
     )
     op.create_index("rollouts_by_id", "rollouts", ["rollout_id"])
     op.create_index("rollouts_by_task", "rollouts", ["task", "agent"])
+    op.create_index("rollouts_by_job", "rollouts", ["job_id", "outcome", "graded", "started_unix", "finished_unix"])
 
 
 def downgrade() -> None:
