@@ -95,7 +95,9 @@ def find_launchers() -> Launchers:
     )
 
 
-def chain(launchers: Launchers, *, uid: int | None, lifetime_s: float, largest_file: int, qemu: str, kvm: bool) -> list[str]:  # fmt: skip
+def chain(
+    launchers: Launchers, qemu: str, *, uid: int | None, lifetime_s: float, largest_file: int, kvm: bool
+) -> list[str]:
     """The arguments before QEMU's own."""
     return [
         *_limits(launchers, uid, largest_file),

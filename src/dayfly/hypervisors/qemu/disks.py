@@ -36,13 +36,18 @@ def open_in(stack: ExitStack, path: Path | str, flags: int) -> int:
     return fd
 
 
+def memory_file(stack: ExitStack, name: str) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
 def open_blank(stack: ExitStack) -> tuple[int, int]:
     """What a template is given in place of its disks: as large as they seem, and empty.
 
     Returns a descriptor to read and write, and one to read.
     """
-    fd = os.memfd_create("dayfly-blank", os.MFD_CLOEXEC)
-    stack.callback(os.close, fd)
+    fd = memory_file(stack, "dayfly-blank")
     os.ftruncate(fd, DISK_VIRTUAL_SIZE)
     return fd, open_in(stack, f"/proc/self/fd/{fd}", os.O_RDONLY)
 
