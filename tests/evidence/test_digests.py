@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dayfly.evidence import canonical_json, fingerprint, sha256_bytes, sha256_file, sha256_sparse
+from dayfly.evidence import canonical_json, fingerprint, readable_json, sha256_bytes, sha256_file, sha256_sparse
 from dayfly.model import Machine
 
 # What a path can hold as text: any character, and escaped bytes; no other surrogates.
@@ -43,6 +43,14 @@ def test_canonical_json_refuses_what_has_two_forms_or_none() -> None:
     for value in ({1: "a"}, {"a": {None: 1}}, [object()]):
         with pytest.raises(TypeError):
             canonical_json(value)
+
+
+def test_readable_json_says_the_same() -> None:
+    value = {"b": [1, {"c": "\udcff"}], "a": Machine()}
+    text = readable_json(value)
+    assert canonical_json(json.loads(text)) == canonical_json(value)
+    assert text.index(b'"b"') < text.index(b'"a"')
+    assert text.endswith(b"\n")
 
 
 def test_models_and_paths_are_json() -> None:

@@ -33,6 +33,11 @@ def canonical_json(obj: Any) -> bytes:
     ).encode("ascii")
 
 
+def readable_json(obj: Any) -> bytes:
+    """JSON for files that people open: keys as given, indented. Digests are over `canonical_json`, never this."""
+    return json.dumps(obj, indent=2, ensure_ascii=True, allow_nan=False, default=_plain).encode("ascii") + b"\n"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")

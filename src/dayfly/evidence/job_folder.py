@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dayfly.errors import DayflyError, HostError, NotFoundError
-from dayfly.evidence.digests import canonical_json, sha256_bytes
+from dayfly.evidence.digests import readable_json, sha256_bytes
 from dayfly.evidence.durable import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -134,8 +134,8 @@ class JobFolder:
             temporary = jobs_dir / f".{job_id}.{secrets.token_hex(4)}.tmp"
             temporary.mkdir(PRIVATE_FOLDER)
             try:
-                write_new(temporary / "job.json", canonical_json(job) + b"\n")
-                write_new(temporary / "lock.json", canonical_json(lock) + b"\n")
+                write_new(temporary / "job.json", readable_json(job))
+                write_new(temporary / "lock.json", readable_json(lock))
                 for name in ("rollouts", "work"):
                     (temporary / name).mkdir(PRIVATE_FOLDER)
                 publish(temporary, self.path)
@@ -171,8 +171,8 @@ class JobFolder:
             durable=True,
         )
         # The lock last: until it is new, a resume still sees the change and asks again.
-        write_durable(self.path / "job.json", canonical_json(job) + b"\n")
-        write_durable(self.path / "lock.json", canonical_json(lock) + b"\n")
+        write_durable(self.path / "job.json", readable_json(job))
+        write_durable(self.path / "lock.json", readable_json(lock))
 
     def event(self, event: dict[str, Any]) -> None:
         """Append to `events.jsonl`."""

@@ -55,8 +55,13 @@ class RolloutFolder:
         with host_errors(f"making {name}"):
             fd = _open_new(self._folder, name)
         stream = BoundedFile(fd, self.max_bytes)
+
+        def take(chunk: bytes) -> None:
+            with host_errors(f"writing {name}"):
+                stream.write(chunk)
+
         try:
-            yield stream.write
+            yield take
         finally:
             with host_errors(f"writing {name}"):
                 stream.close()

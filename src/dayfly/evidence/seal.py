@@ -14,7 +14,14 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from dayfly.errors import DayflyError, HostError, NotFoundError
-from dayfly.evidence.digests import DISK_DIGEST, canonical_json, sha256_bytes, sha256_file, sha256_sparse
+from dayfly.evidence.digests import (
+    DISK_DIGEST,
+    canonical_json,
+    readable_json,
+    sha256_bytes,
+    sha256_file,
+    sha256_sparse,
+)
 from dayfly.evidence.durable import host_errors, read_json, sync_tree, write_durable
 from dayfly.evidence.rollout_folder import RECORD_NAME
 from dayfly.model import RolloutRecord
@@ -47,7 +54,7 @@ def seal(record: RolloutRecord, folder: Path) -> RolloutRecord:
     # Through JSON and back, so that the seal is over exactly what a reader will load.
     plain = RolloutRecord.model_validate(_finite(filled.model_dump(mode="json")))
     sealed = plain.model_copy(update={"seal": seal_of(plain)})
-    write_durable(folder / RECORD_NAME, canonical_json(sealed) + b"\n")
+    write_durable(folder / RECORD_NAME, readable_json(sealed))
     return sealed
 
 
