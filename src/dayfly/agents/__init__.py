@@ -1,0 +1,8 @@
+"""Built-in agents: oracle, no-op, a command in the VM, a Python function on the host."""
+
+from dayfly.agents.command import CommandAgent, CommandOptions
+from dayfly.agents.digest import agent_digest
+from dayfly.agents.function import FunctionAgent
+from dayfly.agents.oracle import NoOpAgent, OracleAgent
+
+__all__ = ["CommandAgent", "CommandOptions", "FunctionAgent", "NoOpAgent", "OracleAgent", "agent_digest"]
