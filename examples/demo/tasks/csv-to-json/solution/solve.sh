@@ -1,0 +1,2 @@
+#!/bin/sh
+exec python3 /solution/convert.py /app/orders.csv /app/customers.json

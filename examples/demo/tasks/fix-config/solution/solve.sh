@@ -1,0 +1,3 @@
+#!/bin/sh
+set -eu
+cp /solution/gateway.toml /app/gateway.toml

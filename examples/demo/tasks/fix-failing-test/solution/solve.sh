@@ -1,0 +1,3 @@
+#!/bin/sh
+set -eu
+cp /solution/money.py /app/money.py
