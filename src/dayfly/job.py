@@ -42,7 +42,7 @@ from dayfly.model import (
     Task,
     VerifierClass,
 )
-from dayfly.protocols import Agent, Hypervisor, Store, Vm
+from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
 from dayfly.rollout import Context, agent_limit_s, run_rollout
 
@@ -166,6 +166,11 @@ class Plan:
         return len(self.tasks) * len(self.agents) * self.job_file.attempts
 
     @property
+    def planned_by_agent(self) -> dict[str, int]:
+        """Agent → rollouts, so that one without any record is shown as such."""
+        return {a.name: len(self.tasks) * self.job_file.attempts for a in self.agents}
+
+    @property
     def specs(self) -> list[RolloutSpec]:
         return [*self.to_retry, *self.new]
 
@@ -180,11 +185,13 @@ def plan_new(job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
 def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None) -> Plan:
     """The plan of what is missing in a job on file; `changed` is a job file that differs from its own."""
     folder = JobFolder.open(jobs_dir, job_id)
+    with folder.lock():
+        folder.recover()  # a rollout that was sealed just before a crash counts
     stored = folder.job()
     recorded = parse_job(stored["job"], f"job {job_id}")
     plan = _load_plan(job_id, changed or recorded, Path(stored["base_dir"]), jobs_dir)
     plan.drifted = list(_drift(folder.lock_data(), recorded, plan))
-    on_file = {r.key: r for r in folder.records()}
+    on_file = {r.key: r for r in folder.records(lambda place, error: plan.drifted.append(error.message))}
     for spec in _wanted(plan, on_file):
         record = on_file.get(spec.key)
         if record is None:
@@ -281,6 +288,7 @@ def lock_of(plan: Plan) -> dict[str, Any]:
         },
         "agents": {a.name: {"kind": a.kind, "digest": a.digest} for a in plan.agents},
         "planned": plan.planned,
+        "planned_by_agent": plan.planned_by_agent,
     }
 
 
@@ -526,13 +534,28 @@ async def run_job(
             own_signals=own_signals,
         )
         run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
-        run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
-        return await run.go()
+        try:
+            run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
+        except DayflyError as error:  # the files are the truth; a broken index stops no job
+            run.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+        try:
+            return await run.go()
+        except* DayflyError as group:
+            raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[DayflyError]) -> DayflyError:
+    """The first error of concurrent rollouts: a person reads one, the job's events hold them all."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, DayflyError)
+    return error
 
 
 async def evaluate(
     task: str | Path,
-    agent: Callable[[Vm, Task], Awaitable[object]],
+    agent: Callable[[Vm, Task], Awaitable[AgentResult | None]],
     *,
     jobs_dir: str | Path = "jobs",
     hypervisor: str = "qemu",
@@ -571,6 +594,7 @@ def _open_folder(plan: Plan, images: dict[str, str]) -> JobFolder:
         "base_dir": str(plan.base_dir.resolve()),
         "job": plan.job_file.model_dump(mode="json"),
         "planned": plan.planned,
+        "planned_by_agent": plan.planned_by_agent,
     }
     if (plan.jobs_dir / plan.job_id / "job.json").exists():
         folder = JobFolder.open(plan.jobs_dir, plan.job_id)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, put_json, say
-from dayfly.evidence import JobFolder
+from dayfly.evidence import JobFolder, remove_half_made
 
 image_app = typer.Typer(help="Images on this host.", no_args_is_help=True)
 template_app = typer.Typer(help="Saved states that VMs are forked from.", no_args_is_help=True)
@@ -157,6 +157,8 @@ def gc(
     from dayfly.hypervisors.qemu import sweep
 
     swept = sweep()
+    if jobs_dir.is_dir():
+        remove_half_made(jobs_dir)
     recovered: dict[str, Any] = {}
     for path in sorted(jobs_dir.glob("*/job.json")):
         folder = JobFolder.open(jobs_dir, path.parent.name)

@@ -73,3 +73,9 @@ def find_rollout(jobs_dir: Path, wanted: str) -> tuple[JobFolder, RolloutRecord]
 def label(record: RolloutRecord) -> str:
     """`task/agent/attempt`: how a person names a rollout within its job."""
     return f"{record.task}/{record.agent}/{record.attempt}"
+
+
+def wanted_records(folder: JobFolder) -> list[RolloutRecord]:
+    """The job's results, without those of tasks or agents that were removed from it since."""
+    lock = folder.lock_data()
+    return [r for r in folder.records() if r.task in lock["tasks"] and r.agent in lock["agents"]]

@@ -149,7 +149,7 @@ def _print_plan(plan: Plan) -> None:
 
 
 def _finish(plan: Plan, result: JobResult, jobs_dir: Path, as_json: bool) -> None:
-    summary = summarise(plan.planned, result.records)
+    summary = summarise(plan.planned_by_agent, result.records)
     if as_json:
         put_json(
             {

@@ -21,6 +21,7 @@ from dayfly.cli.common import (
     label,
     put_json,
     say,
+    wanted_records,
 )
 from dayfly.cli.display import COLOURS
 from dayfly.errors import NotFoundError
@@ -59,7 +60,7 @@ def list_jobs(jobs_dir: JobsDir = DEFAULT_JOBS_DIR, as_json: Json = False) -> No
 
 def _job_line(folder: JobFolder) -> dict[str, Any]:
     stored = folder.job()
-    records = list(folder.records())
+    records = wanted_records(folder)
     return {
         "id": folder.job_id,
         "name": stored["job"]["name"],
@@ -82,7 +83,7 @@ def show(
         records = [record]
     else:
         folder = find_job(jobs_dir, what)
-        records = list(folder.records())
+        records = wanted_records(folder)
     problems = {label(r): verify_folder(folder.rollout_path(r.key)) for r in records} if verify else {}
     problems = {name: found for name, found in problems.items() if found}
     if as_json:
@@ -103,11 +104,10 @@ def _as_json(
     checked = {"verified": not problems, "problems": {k: [str(p) for p in v] for k, v in problems.items()}}
     if "/" in what:
         return records[0].model_dump(mode="json") | (checked if verify else {})
-    planned = folder.job()["planned"]
     return {
         "schema_version": 1,
         "id": folder.job_id,
-        "summary": summarise(planned, records).model_dump(mode="json"),
+        "summary": summarise(folder.lock_data()["planned_by_agent"], records).model_dump(mode="json"),
         "rollouts": [r.model_dump(mode="json") for r in records],
         **(checked if verify else {}),
     }
@@ -133,7 +133,7 @@ def _show_job(folder: JobFolder, records: list[RolloutRecord]) -> None:
             r.cause.message if r.cause else "",
         )
     Console().print(table)
-    print(render_text(summarise(folder.job()["planned"], records)))
+    print(render_text(summarise(folder.lock_data()["planned_by_agent"], records)))
 
 
 def _show_rollout(folder: JobFolder, record: RolloutRecord) -> None:
