@@ -182,7 +182,7 @@ def listing(root: Path) -> dict[bytes, tuple[object, ...]]:
     top = os.fsencode(root)
     for where, dirs, files in os.walk(top):
         for name in [*sorted(dirs), *sorted(files)]:
-            path = os.path.join(where, name)  # noqa: PTH118  names are bytes
+            path = os.path.join(where, name)
             st = os.lstat(path)
             short = os.path.relpath(path, top)
             is_dir = stat.S_ISDIR(st.st_mode)
@@ -190,7 +190,7 @@ def listing(root: Path) -> dict[bytes, tuple[object, ...]]:
             if stat.S_ISREG(st.st_mode):
                 content = Path(os.fsdecode(path)).read_bytes()
             elif stat.S_ISLNK(st.st_mode):
-                content = os.readlink(path)  # noqa: PTH115
+                content = os.readlink(path)
             xattrs = {key: os.getxattr(path, key, follow_symlinks=False) for key in _xattr_names(path)}
             first = short if is_dir else inodes.setdefault(st.st_ino, short)
             rdev = st.st_rdev if stat.S_ISBLK(st.st_mode) or stat.S_ISCHR(st.st_mode) else 0

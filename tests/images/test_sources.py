@@ -259,6 +259,33 @@ def test_a_nonsense_index_is_refused(store: ImageStore, layout: Path, document: 
         store.import_image(layout, "t")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"Env": "A=1"},
+        {"Env": [1]},
+        {"Env": 7},
+        {"WorkingDir": ["/"]},
+        {"User": 0.5},
+        {"Entrypoint": "/bin/sh"},
+        {"Cmd": [[]]},
+    ],
+)
+def test_a_configuration_of_wrong_types_is_refused(
+    store: ImageStore, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    make_oci_layout(tmp_path / "o", [LOWER], config)
+    with pytest.raises(ImageError, match="wrong type"):
+        store.import_image(tmp_path / "o", "t")
+    assert store.list() == ()
+
+
+def test_what_is_only_noted_may_be_odd(store: ImageStore, tmp_path: Path) -> None:
+    make_oci_layout(tmp_path / "o", [LOWER], {"Volumes": 5, "Healthcheck": ["x"], "Labels": 1})
+    image = store.import_image(tmp_path / "o", "t")
+    assert (image.volumes, image.healthcheck) == ((), ())
+
+
 def test_a_layer_that_inflates_without_end_is_refused(
     store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,17 +318,33 @@ def image_config(document: Mapping[str, Any]) -> ImageConfig:
     """What the guest needs of an image's configuration document. Raises `ImageError`."""
     config = _object(document, "config")
     try:
-        env = dict(item.partition("=")[::2] for item in config.get("Env") or [])
+        env = dict(item.partition("=")[::2] for item in _strings(config, "Env"))
         return ImageConfig(
             env=env,
             workdir=config.get("WorkingDir") or "/",
             user=config.get("User") or "",
-            entrypoint=tuple(config.get("Entrypoint") or ()),
-            cmd=tuple(config.get("Cmd") or ()),
+            entrypoint=_strings(config, "Entrypoint"),
+            cmd=_strings(config, "Cmd"),
             architecture=document.get("architecture") or "amd64",
         )
-    except (AttributeError, TypeError, ValueError) as e:
+    except ValueError as e:
         raise ImageError("the image's configuration has a value of the wrong type", hint=str(e)) from e
+
+
+def _strings(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = config.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise ValueError(f"{key} is no list of strings")
+    return tuple(found)
+
+
+def declared_volumes(document: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(sorted(_object(_object(document, "config"), "Volumes")))
+
+
+def declared_healthcheck(document: Mapping[str, Any]) -> tuple[str, ...]:
+    test = _object(_object(document, "config"), "Healthcheck").get("Test")
+    return tuple(map(str, test)) if isinstance(test, list) else ()
 
 
 def _check_architecture(config: Mapping[str, Any], architecture: str) -> None:

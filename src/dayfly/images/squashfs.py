@@ -27,7 +27,12 @@ DISK_VIRTUAL_BYTES = 64 * 2**30
 """Every disk file has this length (sparse), so that one VM template serves every image."""
 
 COMPRESSION = ("lz4", "")
-"""Compressor and its options. In a guest under emulation inflating is what costs, not the disk's size."""
+"""Compressor and its options. In a guest under emulation inflating is what costs, not the disk's size.
+
+Measured under TCG (kernel 6.1, Debian base of 224 MB; mount, read python and all libraries, start python
+and git; three runs each): lz4 2.2-2.7 s at 106 MB, zstd level 3 2.7-3.2 s at 77 MB, gzip level 1 3.8-4.3 s at
+82 MB; smaller blocks were no faster. The host needs 0.5, 0.7 and 1.4 s to make them.
+"""
 
 FORMAT_VERSION = 1
 """Counted up when the same image would give other bytes for a reason that is ours."""

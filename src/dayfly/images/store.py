@@ -35,6 +35,8 @@ from dayfly.images.names import Reference, parse_reference
 from dayfly.images.sources import (
     MAX_IMAGE,
     Draft,
+    declared_healthcheck,
+    declared_volumes,
     host_architecture,
     image_config,
     read_source,
@@ -146,15 +148,14 @@ class ImageStore:
             raise self._not_found(ref, reference)
         manifest = self._document(digest)
         document = self._document(str(manifest["config"]["digest"]))
-        config = document.get("config") or {}
         return Image(
             name=reference.name,
             digest=digest,
             config=image_config(document),
             layers=tuple(walk_layers(self._blob(digest).read_bytes())),
             created=str(document.get("created") or ""),
-            volumes=tuple(sorted(config.get("Volumes") or ())),
-            healthcheck=tuple((config.get("Healthcheck") or {}).get("Test") or ()),
+            volumes=declared_volumes(document),
+            healthcheck=declared_healthcheck(document),
         )
 
     def disk(self, image: Image, *, timeout_s: float = BUILD_TIMEOUT_S) -> Disk:
@@ -425,7 +426,8 @@ class ImageStore:
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
     def _layer_sizes(self, digest: str) -> dict[str, int]:
-        return {layer["digest"]: int(layer["size"]) for layer in self._document(digest)["layers"]}
+        layers = walk_layers(self._blob(digest).read_bytes())
+        return {layer: self._blob(layer).stat().st_size for layer in layers}
 
     def _config_document(self, digest: str) -> dict[str, Any]:
         return self._document(str(self._document(digest)["config"]["digest"]))
