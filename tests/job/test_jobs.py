@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from dayfly.engines.local import Admission, Capacity, LocalEngine
-from dayfly.errors import BootError, ConfigError, NeedsDecision, TaskError
+from dayfly.errors import BootError, ConfigError, NeedsDecision, NotFoundError, TaskError
 from dayfly.evidence import JobFolder
 from dayfly.job import parse_job, plan_new, plan_resume, refuse_drift
 from dayfly.model import Machine, Outcome
@@ -137,7 +137,7 @@ def test_unknown_agents_twins_and_missing_solutions_are_found_before_anything_st
     (folder / "solution").rmdir()
     with pytest.raises(TaskError, match="solution"):
         plan_job(["oracle"])
-    with pytest.raises((ConfigError, TaskError)):
+    with pytest.raises(NotFoundError, match="nowhere"):
         plan_new(parse_job({"tasks": ["nowhere"], "agents": ["no-op"]}, "x"), tmp_path, tmp_path / "jobs")
     assert not (tmp_path / "jobs").exists()
 
@@ -203,13 +203,25 @@ def test_engine_leaves_nothing_taken_when_a_rollout_raises():
 # --- real processes -------------------------------------------------------------------------------
 
 
-def start(tmp_path: Path, *args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@pytest.fixture
+def controllers():
+    """Processes that a test starts; whatever happens, none outlives it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def start(controllers, tmp_path: Path, *args: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
         [sys.executable, "-m", "dayfly.cli", "run", *args, "--jobs-dir", str(tmp_path / "jobs")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
     )
+    controllers.append(process)
+    return process
 
 
 def fake_args(tmp_path: Path, attempts: int) -> list[str]:
@@ -230,9 +242,9 @@ SLOW = "#!fake\nwrite result.txt done\nsleep 0.15\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, number):
+def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, controllers, number):
     make_task(solve=SLOW)
-    process = start(tmp_path, *fake_args(tmp_path, 40))
+    process = start(controllers, tmp_path, *fake_args(tmp_path, 40))
     job = wait_for_job(tmp_path, 3)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -244,12 +256,12 @@ def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, number):
     assert list((tmp_path / "jobs" / job / "work").iterdir()) == []
 
 
-def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_path):
+def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_path, controllers):
     """Fault 51/52 and the issue's point 4 on the fake: twenty kills, each followed by --resume."""
     make_task("a", solve=SLOW)
     make_task("b", solve="#!fake\nwrite result.txt done\nsleep 0.05\n")
     random.seed(7)
-    process = start(tmp_path, *fake_args(tmp_path, 30))
+    process = start(controllers, tmp_path, *fake_args(tmp_path, 30))
     job = wait_for_job(tmp_path)
     finished: dict[str, str] = {}
     for _ in range(20):
@@ -263,7 +275,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_pa
         for key, rollout in finished.items():
             assert now.get(key) == rollout, "a finished rollout was lost or run twice"
         finished = now
-        process = start(tmp_path, "--resume", job)
+        process = start(controllers, tmp_path, "--resume", job)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err.decode()
     records = list(JobFolder.open(tmp_path / "jobs", job).records())
@@ -278,11 +290,11 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_pa
     assert set(shown) <= {r.rollout_id for r in records}, "what was shown as done is on file"
 
 
-def test_two_controllers_cannot_work_on_one_job(make_task, tmp_path):
+def test_two_controllers_cannot_work_on_one_job(make_task, tmp_path, controllers):
     make_task(solve=SLOW)
-    first = start(tmp_path, *fake_args(tmp_path, 40))
+    first = start(controllers, tmp_path, *fake_args(tmp_path, 40))
     job = wait_for_job(tmp_path, 1)
-    second = start(tmp_path, "--resume", job)
+    second = start(controllers, tmp_path, "--resume", job)
     _, err = second.communicate(timeout=60)
     assert second.returncode != 0
     assert str(first.pid) in err.decode()
