@@ -205,8 +205,14 @@ def _remark_on_features(config: TaskFile, folder: Path, findings: Findings) -> N
         (environment.mcp_servers, "environment.mcp_servers are not offered to agents"),
         (environment.skills_dir, "environment.skills_dir is not given to agents"),
         ((folder / "trajectory.json").exists(), "trajectory.json is not loaded into the agent's session"),
-        (judge and judge.workdir, "verifier.environment.workdir is not used; the task's workdir is"),
-        (judge and judge.healthcheck, "verifier.environment.healthcheck is not run; the task's is"),
+        (
+            judge and judge.workdir not in (None, environment.workdir),
+            "verifier.environment.workdir is not used; the task's workdir is",
+        ),
+        (
+            judge and judge.healthcheck not in (None, environment.healthcheck),
+            "verifier.environment.healthcheck is not run; the task's is",
+        ),
     ):
         if found:
             findings.remark(f"{what} in this version")
