@@ -64,6 +64,7 @@ timeout_sec = {agent_timeout}
 {agent}
 [verifier]
 timeout_sec = 60.0
+{collect}
 [environment]
 docker_image = "dayfly/demo-base:latest"
 workdir = "/app"
@@ -90,6 +91,7 @@ def make_task(tmp_path, base_disk) -> Callable[..., Path]:
         top: str = "",
         agent: str = "",
         environment: str = "",
+        collect: str = "",
     ) -> Path:
         folder = tmp_path / "tasks" / name
         (folder / "environment").mkdir(parents=True)
@@ -99,6 +101,7 @@ def make_task(tmp_path, base_disk) -> Callable[..., Path]:
                 agent=agent,
                 agent_timeout=agent_timeout,
                 environment=environment,
+                collect=f'[[verifier.collect]]\ncommand = "{collect}"' if collect else "",
                 verifier_class=verifier_class,
                 storage=storage,
             )
