@@ -79,6 +79,7 @@ class Bench:
 
     image: Path
     folder: Path
+    break_tests: str = "true"
 
     def rollout(
         self,
@@ -86,11 +87,14 @@ class Bench:
         agent: str,
         verifier_class: str | None = None,
         files: dict[str, bytes] | None = None,
+        break_tests: str = "true",
     ) -> tuple[float | None, str]:
         """(reward, all output); the reward is None when the verifier left none.
 
         `agent` is a shell command; `files` (path below /opt → content) are brought along, /solution is there.
+        `break_tests` is a command that runs when the tests are in place.
         """
+        self.break_tests = break_tests
         path = DEMO / "tasks" / task
         config = tomllib.loads((path / "task.toml").read_text())
         used = verifier_class or config["dayfly"]["verifier_class"]
@@ -129,6 +133,7 @@ class Bench:
         hidden = machine.folder / "opt" / "hidden"
         shutil.copytree(task / "tests", hidden)
         machine.add("cp -r /opt/hidden/. /tests && rm -rf /opt/hidden && rm -f /logs/verifier/reward.*")
+        machine.add(self.break_tests)
         command = config["dayfly"].get("verify")
         machine.add(shlex.join(command) if command else "/tests/test.sh")
         status = machine.run()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Bench
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo"
 ALL = ("shared", "rebooted", "separate")
 CLASSES = {
     "csv-to-json": ALL,
@@ -45,3 +47,37 @@ def test_doing_nothing_fails(bench: Bench, task: str) -> None:
     need_cpus(task)
     reward, output = bench.rollout(task, "true")
     assert reward == 0, output
+
+
+SCRIPTED = {
+    "csv-to-json": 1,
+    "find-file": 1,
+    "fix-config": 1,
+    "fix-failing-test": 1,
+    "log-analysis": 0.6667,
+    "merge-patch": 0,
+    "migrate-sqlite": 0.3333,
+    "parallel-checksums": 1,
+    "query-sqlite": 1,
+    "repair-git-history": 0,
+    "serve-sums": 1,
+    "write-shell-tool": 0.75,
+}
+WORSE = {"fix-config": 0, "query-sqlite": 0, "csv-to-json": 1}
+
+
+def run_scripted(bench: Bench, task: str, plan: str) -> float | None:
+    need_cpus(task)
+    folder = DEMO / "agents/scripted"
+    files = {name: (folder / name).read_bytes() for name in ("solve.sh", plan)}
+    return bench.rollout(task, f"/bin/sh /opt/solve.sh /opt/{plan}", files=files)[0]
+
+
+@pytest.mark.parametrize(("task", "reward"), SCRIPTED.items())
+def test_the_scripted_agent_gets_what_its_plan_says(bench: Bench, task: str, reward: float) -> None:
+    assert run_scripted(bench, task, "plan") == reward
+
+
+@pytest.mark.parametrize(("task", "reward"), WORSE.items())
+def test_the_worse_plan_is_worse(bench: Bench, task: str, reward: float) -> None:
+    assert run_scripted(bench, task, "plan-worse") == reward

@@ -71,7 +71,7 @@ def same(a, b):
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
-def run_candidate(argv, files=None, stdin=b"", timeout_s=20):
+def run_candidate(argv, files=None, stdin=b"", timeout_s=10):
     """Run `argv` as an unprivileged user in a fresh folder that holds `files`: name → (bytes, mode).
 
     Returns (exit status, stdout). A timeout raises `Failed`; output is cut at `OUTPUT_LIMIT`.
