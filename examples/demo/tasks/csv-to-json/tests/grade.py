@@ -17,9 +17,7 @@ def group(path):
                 continue
             euros, cents = price.split(",")
             name = customer.strip()
-            entry = customers.setdefault(
-                name.casefold(), {"customer": name, "orders": 0, "cents": 0, "items": []}
-            )
+            entry = customers.setdefault(name.casefold(), {"customer": name, "orders": 0, "cents": 0, "items": []})
             entry["orders"] += 1
             entry["cents"] += int(quantity) * (int(euros) * 100 + int(cents))
             if item not in entry["items"]:

@@ -34,7 +34,12 @@ SCHEMA = {
     "version": 2,
     "objects": [["table", "audit"], ["table", "customers"], ["table", "orders"]],
     "customers": [["id", "INTEGER", 1], ["name", "TEXT", 0], ["email", "TEXT", 0]],
-    "orders": [["id", "INTEGER", 1], ["customer_id", "INTEGER", 0], ["item", "TEXT", 0], ["price_cents", "INTEGER", 0]],
+    "orders": [
+        ["id", "INTEGER", 1],
+        ["customer_id", "INTEGER", 0],
+        ["item", "TEXT", 0],
+        ["price_cents", "INTEGER", 0],
+    ],
     "foreign_keys": [["customer_id", "customers", "id"]],
     "indexed": True,
 }
