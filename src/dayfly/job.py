@@ -210,6 +210,8 @@ def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -
     folders = find_tasks([_below(base_dir, t) for t in job_file.tasks])
     tasks = [load_task(folder, strict=False) for folder in folders]
     _refuse_twins([t.name for t in tasks], "task")
+    for task in tasks:
+        _refuse_unrunnable(task, job_file.verifier_class)
     agents = []
     for entry in job_file.agents:
         spec = AgentSpec(name=entry.name, kind=entry.kind or entry.name, options=entry.options)
@@ -224,6 +226,20 @@ def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -
                     hint="add one, or leave the oracle out for this task",
                 )
     return Plan(job_id, job_file, base_dir, jobs_dir, tasks, agents)
+
+
+def _refuse_unrunnable(task: Task, verifier_class: VerifierClass | None) -> None:
+    """Raise `TaskError` for what cannot end in a verdict, before anything starts."""
+    if task.image is None:
+        raise TaskError(
+            f"task {task.name} has a Dockerfile and no docker_image; this version cannot build images",
+            hint="build it elsewhere, `dayfly image import` it and name it as docker_image in task.toml",
+        )
+    if task.verifier_image is not None and verifier_class not in (None, VerifierClass.SEPARATE):
+        raise TaskError(
+            f"task {task.name} has a verifier image of its own and cannot be judged as {verifier_class}",
+            hint="leave the verifier class to the task",
+        )
 
 
 def _below(base_dir: Path, path: str) -> Path:

@@ -59,6 +59,7 @@ from dayfly.protocols import (
     Verifier,
     Vm,
 )
+from dayfly.tasks import select
 
 Phase = Literal["image", "boot", "setup", "agent", "collect", "verify", "teardown"]
 
@@ -160,6 +161,12 @@ async def run_rollout(spec: RolloutSpec, context: Context) -> RolloutRecord:
 async def carry_out(p: Progress) -> None:
     """The path of one rollout: load, image, VM, set-up, agent, collection, verifier."""
     p.task = task = p.context.load_task(p.spec.task_path)
+    if task.digest != p.spec.key.task_digest:
+        raise InfraError(
+            f"task {task.name} has changed since the job was planned",
+            hint="do not edit tasks during a job; `dayfly run --resume --accept-changes` runs it anew",
+            cause="task_changed",
+        )
     p.verifier_class = p.options.verifier_class or task.verifier_class
     async with p.in_phase("image", task.build_timeout_s):
         p.disk = await _disk(p, task.image)
@@ -249,7 +256,8 @@ async def set_up(p: Progress, vm: Vm, task: Task) -> None:
         Path(made).chmod(0o755)
         await vm.put(Path(made), "/logs")
     if task.environment_files is not None:
-        await vm.put(task.environment_files, _workdir(p, task), exclude=_not_for_the_vm)
+        files = await anyio.to_thread.run_sync(select, task.environment_files)
+        await vm.put(files.source, _workdir(p, task), exclude=_not_for_the_vm, meta=files.meta)
     if task.healthcheck is not None:
         await _healthcheck(p, vm, task)
 
@@ -453,18 +461,21 @@ def _is_verdict_place(change: Change) -> bool:
 async def _verify(p: Progress, vm: Vm, task: Task) -> Verdict:
     """Judge in a space that is made now, so that nothing of the agent can have reached it."""
     async with p.in_phase("verify", task.verifier_timeout_s + 60):
-        planted = await vm.open_verifier_space(VERIFIER_FOLDERS)
-        for path in planted:
-            p.record.note(f"found at the verifier's place and hidden from it: {path}")
+        await _open_verifier_space(p, vm, task)
         return await p.context.make_verifier(task).verify(vm, task, p.record)
+
+
+async def _open_verifier_space(p: Progress, vm: Vm, task: Task) -> None:
+    # A verifier image that brings its own tests has them in /tests; they must not be hidden.
+    own_tests = task.tests is None and task.verifier_image is not None
+    for path in await vm.open_verifier_space(VERIFIER_FOLDERS[1:] if own_tests else VERIFIER_FOLDERS):
+        p.record.note(f"found at the verifier's place and hidden from it: {path}")
 
 
 async def _verify_shared(p: Progress, vm: Vm, task: Task) -> None:
     """Verify beside the agent's processes, and look afterwards for one that tried to write a verdict."""
     async with p.in_phase("verify", task.verifier_timeout_s + 60):
-        planted = await vm.open_verifier_space(VERIFIER_FOLDERS)
-        for path in planted:
-            p.record.note(f"found at the verifier's place and hidden from it: {path}")
+        await _open_verifier_space(p, vm, task)
         await vm.thaw()
         verdict = await p.context.make_verifier(task).verify(vm, task, p.record)
         await vm.freeze()
