@@ -182,14 +182,16 @@ def plan_new(job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
     return plan
 
 
-def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None) -> Plan:
-    """The plan of what is missing in a job on file; `changed` is a job file that differs from its own."""
+def plan_resume(
+    job_id: str, jobs_dir: Path, changed: JobFile | None = None, base_dir: Path | None = None
+) -> Plan:
+    """The plan of what is missing in a job on file; `changed` is a job file, in `base_dir`, to go by instead."""
     folder = JobFolder.open(jobs_dir, job_id)
     with folder.lock():
         folder.recover()  # a rollout that was sealed just before a crash counts
     stored = folder.job()
     recorded = parse_job(stored["job"], f"job {job_id}")
-    plan = _load_plan(job_id, changed or recorded, Path(stored["base_dir"]), jobs_dir)
+    plan = _load_plan(job_id, changed or recorded, base_dir or Path(stored["base_dir"]), jobs_dir)
     plan.drifted = list(_drift(folder.lock_data(), recorded, plan))
     on_file = {r.key: r for r in folder.records(lambda place, error: plan.drifted.append(error.message))}
     for spec in _wanted(plan, on_file):

@@ -309,7 +309,7 @@ def render_text(summary: JobSummary) -> str:
     table = [HEADER, *rows(summary)]
     widths = [max(len(row[i]) for row in table) for i in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([*lines, *_facts(summary)]) + "\n"
+    return "\n".join([*lines, *facts(summary)]) + "\n"
 
 
 def render_markdown(summary: JobSummary) -> str:
@@ -317,19 +317,20 @@ def render_markdown(summary: JobSummary) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     table = [line(HEADER), line("---" for _ in HEADER), *(line(row) for row in rows(summary))]
-    return "\n".join([*table, "", *(f"- {fact}" for fact in _facts(summary))]) + "\n"
+    return "\n".join([*table, "", *(f"- {fact}" for fact in facts(summary))]) + "\n"
 
 
-def _facts(summary: JobSummary) -> list[str]:
-    facts = [f"isolation: {', '.join(summary.isolation) or 'unknown'}"]
-    facts[0] += f"; verifier class: {', '.join(summary.verifier_classes) or 'unknown'}"
-    facts[0] += f"; elapsed: {format_seconds(summary.elapsed_s)}"
+def facts(summary: JobSummary) -> list[str]:
+    """What holds for the whole job, a line each."""
+    said = [f"isolation: {', '.join(summary.isolation) or 'unknown'}"]
+    said[0] += f"; verifier class: {', '.join(summary.verifier_classes) or 'unknown'}"
+    said[0] += f"; elapsed: {format_seconds(summary.elapsed_s)}"
     for agent in summary.agents:
         for k, chance in agent.pass_at.items():
             if k > 1:
                 both = (chance, agent.pass_all[k])
                 at, all_of = ("not available" if c is None else f"{c:.3f}" for c in both)
-                facts.append(f"{agent.agent}: pass@{k} {at}, pass^{k} {all_of}")
+                said.append(f"{agent.agent}: pass@{k} {at}, pass^{k} {all_of}")
         if agent.flaky:
-            facts.append(f"{agent.agent}: attempts disagree on {', '.join(agent.flaky)}")
-    return facts
+            said.append(f"{agent.agent}: attempts disagree on {', '.join(agent.flaky)}")
+    return said

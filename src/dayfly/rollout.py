@@ -208,7 +208,7 @@ async def _vm(p: Progress, role: str, disk: Disk, machine: Machine, writable: Pa
         writable=writable,
         env=p.context.resolve_env(p.task.env),
         workdir=p.task.workdir,
-        lifetime_s=_lifetime_s(p.options, p.task),
+        lifetime_s=vm_lifetime_s(p.options, p.task),
         boot_timeout_s=p.options.boot_timeout_s,
         console=p.record.folder / ("console.log" if role == "agent" else "verifier-console.log"),
     )
@@ -228,7 +228,7 @@ async def _vm(p: Progress, role: str, disk: Disk, machine: Machine, writable: Pa
     p.phase = ending
 
 
-def _lifetime_s(options: Options, task: Task) -> float:
+def vm_lifetime_s(options: Options, task: Task) -> float:
     """The hard limit of a VM's life: the sum of what its phases may take, and a margin."""
     return (
         options.boot_timeout_s
