@@ -5,6 +5,9 @@ isolation class `fake`. A fake VM is a dictionary of files. Programs in it are *
 first line is `#!fake`, one statement a line:
 
     print TEXT            one line on standard output
+    env NAME              the value of a variable, as a line
+    pwd                   the working directory, as a line
+    cat                   standard input, as it is
     write PATH TEXT       make a file (relative to the working directory)
     append PATH TEXT
     remove PATH
@@ -30,12 +33,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from dayfly.errors import GuestLost, GuestRefused, LimitError
+from dayfly.errors import BootError, GuestLost, GuestRefused, LimitError
 from dayfly.model import (
     Captured,
     Change,
@@ -69,6 +73,8 @@ def _captured(data: bytes) -> Captured:
 class _File:
     data: bytes = b""
     mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
 
 
 @dataclass
@@ -80,6 +86,23 @@ class _Exit:
 
 
 @dataclass
+class _Process:
+    """What one running script has of its own."""
+
+    cwd: str
+    env: Mapping[str, str]
+    stdin: bytes
+    space: Space
+    sink: Sink | None
+    output: bytearray = field(default_factory=bytearray)
+
+    def say(self, data: bytes) -> None:
+        self.output += data
+        if self.sink is not None and data:
+            self.sink(data)
+
+
+@dataclass
 class FakeVm:
     """See `dayfly.protocols.Vm`; files live in memory, in one dictionary per space."""
 
@@ -88,15 +111,20 @@ class FakeVm:
     env: dict[str, str]
     workdir: str
     files: dict[Space, dict[str, _File]]
-    frozen: bool = False
     oom_kills: int = 0
     disk_full: bool = False
-    dead: bool = False
     verifier_folders: tuple[str, ...] | None = None
+    _gone: anyio.Event = field(default_factory=anyio.Event)
+    _thawed: anyio.Event | None = None
+    """There while `work` is frozen."""
+
+    @property
+    def dead(self) -> bool:
+        return self._gone.is_set()
 
     def _check(self) -> None:
         if self.dead:
-            raise GuestLost("the fake VM was told to die", cause="guest_lost")
+            raise GuestLost("the fake VM is gone", cause="guest_lost")
 
     def _files(self, path: str, space: Space) -> dict[str, _File]:
         """Which dictionary holds `path`: the verifier's own folders are invisible to `work`."""
@@ -128,24 +156,25 @@ class FakeVm:
         for text in [*names, *(env or {}).values()]:
             if len(text.encode("utf-8", "surrogateescape")) >= ARGUMENT_LIMIT:
                 raise LimitError(f"an argument is longer than {ARGUMENT_LIMIT} bytes")
-        here = _name(cwd) if cwd is not None else self.workdir
+        process = _Process(
+            cwd=_name(cwd) if cwd is not None else self.workdir,
+            env={**self.env, **(env or {})},
+            stdin=await _all_of(stdin),
+            space=space,
+            sink=stdout,
+        )
         started = time.monotonic()
-        output = bytearray()
-        ended = await self._run(names, here, space, timeout_s, output)
-        if stdout is not None and output:
-            stdout(bytes(output))
+        ended = await self._run(names, process, timeout_s)
         return ExecResult(
             exit_code=ended.code,
             signal=ended.signal,
-            stdout=_captured(bytes(output)),
+            stdout=_captured(bytes(process.output)),
             timed_out=ended.timed_out,
             oom_killed=ended.oom,
             duration_s=time.monotonic() - started,
         )
 
-    async def _run(
-        self, argv: list[str], cwd: str, space: Space, timeout_s: float | None, output: bytearray
-    ) -> _Exit:
+    async def _run(self, argv: list[str], process: _Process, timeout_s: float | None) -> _Exit:
         program = argv[0]
         if program in ("true", "/bin/true"):
             return _Exit(0)
@@ -153,54 +182,77 @@ class FakeVm:
             return _Exit(0)  # a fake file is executable by its first line, and needs no folder
         if program in ("false", "/bin/false"):
             return _Exit(1)
-        path = posixpath.normpath(posixpath.join(cwd, program))
-        script = self._files(path, space).get(path)
+        path = posixpath.normpath(posixpath.join(process.cwd, program))
+        script = self._files(path, process.space).get(path)
         if script is None or not script.data.startswith(b"#!fake"):
             raise GuestRefused(f"{program}: not a program that the fake VM knows", cause="not_found")
         with anyio.move_on_after(timeout_s) as scope:
-            return await self._statements(script.data.decode().splitlines()[1:], cwd, space, output)
+            return await self._statements(script.data.decode().splitlines()[1:], process)
         if scope.cancelled_caught:
             return _Exit(None, 9, timed_out=True)
         raise AssertionError("unreachable")
 
-    async def _statements(self, lines: list[str], cwd: str, space: Space, output: bytearray) -> _Exit:
+    async def _pass(self, seconds: float, space: Space) -> None:
+        """Let a script's time go by: it stands still while frozen, and ends with its VM."""
+        if seconds > 0:
+            with anyio.move_on_after(seconds):
+                await self._gone.wait()
+        while space == "work" and self._thawed is not None and not self.dead:
+            async with anyio.create_task_group() as either:
+                either.start_soon(_cancel_after, self._thawed, either.cancel_scope)
+                either.start_soon(_cancel_after, self._gone, either.cancel_scope)
+        self._check()
+
+    async def _statements(self, lines: list[str], process: _Process) -> _Exit:
         for line in lines:
             verb, *rest = shlex.split(line, comments=True) or ["nothing"]
-            path = posixpath.normpath(posixpath.join(cwd, rest[0])) if rest else ""
-            files = self._files(path, space) if path else {}
-            text = (" ".join(rest[1:]) + "\n").encode()
-            match verb:
-                case "nothing":
-                    pass
-                case "print":
-                    output += (" ".join(rest) + "\n").encode()
-                case "write":
-                    if self.disk_full and files is self.files["work"]:
-                        return _Exit(1)
-                    files[path] = _File(text)
-                case "append":
-                    files.setdefault(path, _File()).data += text
-                case "remove":
-                    files.pop(path, None)
-                case "expect":
-                    if path not in files or files[path].data != text:
-                        output += f"expected {rest[0]} to hold {text!r}\n".encode()
-                        return _Exit(1)
-                case "sleep":
-                    await anyio.sleep(float(rest[0]))
-                case "fill":
-                    self.disk_full = True
-                case "oom":
-                    self.oom_kills += 1
-                    return _Exit(None, 9, oom=True)
-                case "die":
-                    self.dead = True
-                    self._check()
-                case "exit":
-                    return _Exit(int(rest[0]))
-                case _:
-                    raise GuestRefused(f"{line!r} is not a statement of a fake script", cause="not_executable")
+            await self._pass(float(rest[0]) if verb == "sleep" else 0, process.space)
+            ended = self._statement(verb, rest, process)
+            if ended is not None:
+                return ended
         return _Exit(0)
+
+    def _statement(self, verb: str, rest: list[str], process: _Process) -> _Exit | None:
+        """Do one statement; an `_Exit` ends the script."""
+        path = posixpath.normpath(posixpath.join(process.cwd, rest[0])) if rest else ""
+        files = self._files(path, process.space) if path else {}
+        text = (" ".join(rest[1:]) + "\n").encode()
+        match verb:
+            case "nothing" | "sleep":
+                pass
+            case "print":
+                process.say((" ".join(rest) + "\n").encode())
+            case "env":
+                process.say((process.env.get(rest[0], "") + "\n").encode())
+            case "pwd":
+                process.say((process.cwd + "\n").encode())
+            case "cat":
+                process.say(process.stdin)
+            case "write" | "append" if self.disk_full and files is self.files["work"]:
+                return _Exit(1)
+            case "write":
+                files[path] = _File(text)
+            case "append":
+                files.setdefault(path, _File()).data += text
+            case "remove":
+                files.pop(path, None)
+            case "expect":
+                if path not in files or files[path].data != text:
+                    process.say(f"expected {rest[0]} to hold {text!r}\n".encode())
+                    return _Exit(1)
+            case "fill":
+                self.disk_full = True
+            case "oom":
+                self.oom_kills += 1
+                return _Exit(None, 9, oom=True)
+            case "die":
+                self._gone.set()
+                self._check()
+            case "exit":
+                return _Exit(int(rest[0]))
+            case _:
+                raise GuestRefused(f"{verb!r} is not a statement of a fake script", cause="not_executable")
+        return None
 
     async def put(
         self,
@@ -223,8 +275,10 @@ class FakeVm:
                 skipped.append(name)
                 continue
             path = posixpath.normpath(posixpath.join(root, name)) if name else posixpath.normpath(root)
-            self._files(path, space)[path] = _File(data, file_mode)
-            digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode("utf-8", "surrogateescape"))
+            known = (meta or {}).get(name)
+            made = _File(data, file_mode) if known is None else _File(data, known.mode, known.uid, known.gid)
+            self._files(path, space)[path] = made
+            _add(digest, name, data)
             count, size = count + 1, size + len(data)
         return Transfer(count, size, "sha256:" + digest.hexdigest(), tuple(skipped))
 
@@ -243,20 +297,26 @@ class FakeVm:
         below = {n: f for n, f in files.items() if n == root or n.startswith(root.rstrip("/") + "/")}
         if not below and not (space == "verify" and root in (self.verifier_folders or ())):
             raise GuestRefused(f"{root}: no such file or folder in the guest", cause="not_found")
-        size = 0
-        entries: dict[str, EntryMeta] = {}
+        wanted = {posixpath.relpath(n, root) if n != root else "": f for n, f in sorted(below.items())}
+        skipped = [n for n in wanted if exclude is not None and n and exclude(n)]
+        for name in skipped:
+            del wanted[name]
+        _refuse_over(limits or TransferLimits(), wanted)
         if root not in below:
             dest.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, file in below.items():
-            relative = posixpath.relpath(name, root) if name != root else ""
-            if exclude is not None and relative and exclude(relative):
-                continue
-            target = dest / relative if relative else dest
+        digest = hashlib.sha256()
+        for name, file in wanted.items():
+            target = dest / name if name else dest
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             target.write_bytes(file.data)
-            entries[relative] = EntryMeta(mode=file.mode, uid=0, gid=0)
-            size += len(file.data)
-        return Transfer(files=len(entries), bytes=size, entries=entries)
+            _add(digest, name, file.data)
+        return Transfer(
+            files=len(wanted),
+            bytes=sum(len(f.data) for f in wanted.values()),
+            digest="sha256:" + digest.hexdigest(),
+            skipped=tuple(skipped),
+            entries={n: EntryMeta(mode=f.mode, uid=f.uid, gid=f.gid) for n, f in wanted.items()},
+        )
 
     async def remove(self, path: PathLike, *, space: Space = "work") -> None:
         self._check()
@@ -272,20 +332,22 @@ class FakeVm:
 
     async def freeze(self) -> None:
         self._check()
-        self.frozen = True
+        if self._thawed is None:
+            self._thawed = anyio.Event()
 
     async def thaw(self) -> None:
         self._check()
-        self.frozen = False
+        if self._thawed is not None:
+            self._thawed.set()
+            self._thawed = None
 
     async def open_verifier_space(self, folders: Sequence[PathLike]) -> tuple[str, ...]:
         self._check()
         if self.verifier_folders is not None:
             raise GuestRefused("the verifier space is open already", cause="wrong_state")
         self.verifier_folders = tuple(posixpath.normpath(_name(f)) for f in folders)
-        return tuple(
-            sorted(n for n in self.files["work"] if any(n.startswith(f + "/") for f in self.verifier_folders))
-        )
+        planted = {n for n in self.files["work"] for f in self.verifier_folders if _in_the_way(n, f)}
+        return tuple(sorted(planted))
 
     async def changes(self) -> tuple[Change, ...]:
         self._check()
@@ -294,6 +356,8 @@ class FakeVm:
                 path=name,
                 kind="file",
                 mode=file.mode,
+                uid=file.uid,
+                gid=file.gid,
                 size=len(file.data),
                 digest="sha256:" + hashlib.sha256(file.data).hexdigest(),
             )
@@ -315,13 +379,45 @@ class FakeVm:
 
     async def stop(self) -> None:
         if not self.dead:
-            self.dead = True
+            self._gone.set()
             self._save()
 
     def _save(self) -> None:
         """Keep the files of `work` as the writable disk, for the next VM on it."""
-        disk = {n: [f.data.hex(), f.mode] for n, f in self.files["work"].items()}
+        disk = {n: [f.data.hex(), f.mode, f.uid, f.gid] for n, f in self.files["work"].items()}
         self.options.writable.write_text(json.dumps(disk))
+
+
+async def _all_of(stdin: bytes | AsyncIterable[bytes] | None) -> bytes:
+    if stdin is None or isinstance(stdin, bytes):
+        return stdin or b""
+    return b"".join([chunk async for chunk in stdin])
+
+
+async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _add(digest: Any, name: str, data: bytes) -> None:
+    digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode("utf-8", "surrogateescape"))
+
+
+def _in_the_way(path: str, folder: str) -> bool:
+    """Whether a file lies below `folder`, or where it or a parent of it must be a folder."""
+    return path.startswith(folder + "/") or (folder + "/").startswith(path + "/")
+
+
+def _refuse_over(limits: TransferLimits, files: Mapping[str, _File]) -> None:
+    sizes = [len(f.data) for f in files.values()]
+    for what, found, limit in (
+        ("files", len(sizes), limits.files),
+        ("bytes", sum(sizes), limits.bytes),
+        ("bytes in one file", max(sizes, default=0), limits.file_bytes),
+        ("folders deep", max((n.count("/") for n in files), default=0), limits.depth),
+    ):
+        if found > limit:
+            raise LimitError(f"{found} {what} are more than the limit of {limit}")
 
 
 def _host_files(source: Path | bytes, mode: int | None) -> Iterator[tuple[str, bytes, int]]:
@@ -360,7 +456,7 @@ class FakeHypervisor:
     @asynccontextmanager
     async def start(self, disk: Disk, machine: Machine, options: StartOptions) -> AsyncIterator[Vm]:
         if options.vm_id in self.ids:
-            raise AssertionError(f"VM id {options.vm_id} was used before")
+            raise BootError(f"a VM called {options.vm_id} was there before", hint="give each VM a new id")
         self.ids.add(options.vm_id)
         await anyio.sleep(self.start_delay_s)
         if self.fault is not None and (error := self.fault(options)) is not None:
@@ -379,9 +475,7 @@ class FakeHypervisor:
             yield vm
         finally:
             self.running -= 1
-            if not vm.dead:
-                vm._save()
-            vm.dead = True
+            await vm.stop()
             if options.console is not None:
                 options.console.write_bytes(b"")
 
@@ -389,4 +483,4 @@ class FakeHypervisor:
 def _load(path: Path) -> dict[str, _File]:
     if not path.exists():
         return {}
-    return {n: _File(bytes.fromhex(d), m) for n, (d, m) in json.loads(path.read_text()).items()}
+    return {n: _File(bytes.fromhex(data), *meta) for n, (data, *meta) in json.loads(path.read_text()).items()}
