@@ -7,52 +7,89 @@ valid answer · 130 interrupted. Every option can be set by `DAYFLY_<COMMAND>_<O
 
 from __future__ import annotations
 
-import os
 import sys
+import traceback
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
 import dayfly
-from dayfly.cli import admin, check, run, shell, show
+from dayfly.cli import admin, check, logs, run, shell, show
+from dayfly.cli.interrupts import Interrupted
+from dayfly.cli.output import keep_going_on_odd_terminals, put, say_error
 from dayfly.errors import DayflyError
 
 app = typer.Typer(
     name="dayfly",
-    help="Evaluate AI agents: every rollout in its own disposable microVM, a verifier decides.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # `JOB[/ROLLOUT]` is no markup, and plain text is right in every width and log
     context_settings={"auto_envvar_prefix": "DAYFLY", "help_option_names": ["-h", "--help"]},
 )
-for module in (run, check, show, shell, admin):
+for module in (run, check, show, logs, shell, admin):
     module.register(app)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"dayfly {dayfly.__version__}")
+        put(f"dayfly {dayfly.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            allow_from_autoenv=False,  # DAYFLY_VERSION is somebody's pin, not a question
+            help="Print the version and exit.",
+        ),
+    ] = False,
 ) -> None:
     """Evaluate AI agents: every rollout in its own disposable microVM, a verifier decides."""
 
 
 def main() -> None:
     """Entry point of the `dayfly` program."""
+    keep_going_on_odd_terminals()
     try:
-        app()
-    except DayflyError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            for line in error.hint.splitlines():
-                print(f"  hint: {line}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader went away (`dayfly list | head`): nothing is left to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        app(prog_name="dayfly")
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(130)
+    except Exception as error:
+        sys.exit(_explain(error))
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong; returns the exit code. A traceback only for what nobody foresaw."""
+    errors = list(_leaves(error))
+    unforeseen = [e for e in errors if not isinstance(e, DayflyError | OSError)]
+    if unforeseen:
+        traceback.print_exception(unforeseen[0])
+        say_error("this is a fault in dayfly or in a plug-in", "please report it with the lines above")
+        return 4
+    for message, hint in dict.fromkeys(_words(e) for e in errors):
+        say_error(message, hint)
+    return max(e.exit_code if isinstance(e, DayflyError) else 4 for e in errors)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _words(error: BaseException) -> tuple[str, str | None]:
+    if isinstance(error, DayflyError):
+        return error.message, error.hint
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}", None
+    return str(error), None

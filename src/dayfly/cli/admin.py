@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, put_json, say
-from dayfly.evidence import JobFolder, remove_half_made
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json
+from dayfly.cli.output import Cell, put, put_json, put_table, say
+from dayfly.errors import ConfigError, DayflyError
+from dayfly.evidence import JobFolder, list_jobs, remove_half_made
 
 image_app = typer.Typer(help="Images on this host.", no_args_is_help=True)
 template_app = typer.Typer(help="Saved states that VMs are forked from.", no_args_is_help=True)
@@ -35,12 +34,12 @@ def doctor(as_json: Json = False) -> None:
         put_json({"schema_version": 1, "checks": [vars(c) for c in found]})
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-        table = Table.grid(padding=(0, 2))
+        rows: list[tuple[Cell, Cell, Cell]] = []
         for check in found:
-            table.add_row(f"[{colours[check.status]}]{check.status}[/]", check.name, check.detail)
+            rows.append(((check.status, colours[check.status]), check.name, check.detail))
             if check.fix and check.status != "ok":
-                table.add_row("", "", f"→ {check.fix}")
-        Console().print(table)
+                rows.append(("", "", f"→ {check.fix}"))
+        put_table(("", "check", "finding"), rows, wrap="finding")
     if any(c.status == "fail" for c in found):
         raise typer.Exit(4)
 
@@ -57,6 +56,13 @@ def _ago(unix: float | None) -> str:
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:.0f} MiB"
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--env {text!r} is not NAME=VALUE", hint="write an empty value as NAME=")
+    return name, value
 
 
 @image_app.command("import")
@@ -76,7 +82,7 @@ def image_import(
     store = ImageStore()
     overrides: dict[str, Any] = {}
     if env:
-        overrides["env"] = dict(e.partition("=")[::2] for e in env)
+        overrides["env"] = dict(_variable(e) for e in env)
     if workdir:
         overrides["workdir"] = workdir
     if user:
@@ -86,7 +92,7 @@ def image_import(
     if as_json:
         put_json({"schema_version": 1, "name": image.name, "digest": image.digest, "disk": disk.digest})
     else:
-        print(f"{image.name}  {image.digest}")
+        put(f"{image.name}  {image.digest}")
 
 
 @image_app.command("list")
@@ -98,10 +104,14 @@ def image_list(as_json: Json = False) -> None:
     if as_json:
         put_json({"schema_version": 1, "images": [r.as_dict() for r in rows]})
         return
-    table = Table("image", "digest", "disk", "layers", "last use")
-    for row in rows:
-        table.add_row(row.name, row.digest[:19], _mib(row.disk_bytes), _mib(row.blob_bytes), _ago(row.last_used))
-    Console().print(table)
+    if not rows:
+        say("no images; `dayfly image import` brings one here")
+        return
+    put_table(
+        ("image", "digest", "disk", "layers", "last use"),
+        ((r.name, r.digest[:19], _mib(r.disk_bytes), _mib(r.blob_bytes), _ago(r.last_used)) for r in rows),
+        wrap="image",
+    )
 
 
 @image_app.command("prune")
@@ -115,7 +125,7 @@ def image_prune(
 
     removed = ImageStore().prune(names=names or None, unused_s=0.0 if everything else unused_days * 86400)
     for name in removed:
-        print(name)
+        put(name)
     say(f"{len(removed)} image(s) removed")
 
 
@@ -128,10 +138,13 @@ def template_list(as_json: Json = False) -> None:
     if as_json:
         put_json({"schema_version": 1, "templates": [vars(r) for r in rows]})
         return
-    table = Table("template", "machine", "accelerator", "size", "last use")
-    for row in rows:
-        table.add_row(row.key[:19], row.machine, row.accelerator, _mib(row.bytes), _ago(row.last_used))
-    Console().print(table)
+    if not rows:
+        say("no templates; the first rollout of each machine size makes one")
+        return
+    put_table(
+        ("template", "machine", "accelerator", "size", "last use"),
+        ((r.key[:19], r.machine, r.accelerator, _mib(r.bytes), _ago(r.last_used)) for r in rows),
+    )
 
 
 @template_app.command("prune")
@@ -144,7 +157,7 @@ def template_prune(
 
     removed = prune_templates(unused_s=0.0 if everything else unused_days * 86400)
     for key in removed:
-        print(key)
+        put(key)
     say(f"{len(removed)} template(s) removed")
 
 
@@ -157,32 +170,49 @@ def gc(
     from dayfly.hypervisors.qemu import sweep
 
     swept = sweep()
-    if jobs_dir.is_dir():
-        remove_half_made(jobs_dir)
-    recovered: dict[str, Any] = {}
-    for path in sorted(jobs_dir.glob("*/job.json")):
-        folder = JobFolder.open(jobs_dir, path.parent.name)
-        if folder.holder() is None:
-            with folder.lock():
-                found = folder.recover()
-            if found.published or found.interrupted:
-                recovered[folder.job_id] = {
-                    "published": [r.rollout_id for r in found.published],
-                    "interrupted": list(found.interrupted),
-                }
+    half_made = remove_half_made(jobs_dir)
+    recovered: dict[str, dict[str, list[str]]] = {}
+    for job_id in list_jobs(jobs_dir):
+        try:
+            found = _recover(JobFolder.open(jobs_dir, job_id))
+        except DayflyError as error:  # one broken job keeps no other from being cleaned
+            say(f"warning: {job_id}: {error.message}")
+            continue
+        if any(found.values()):
+            recovered[job_id] = found
     indexed = None
     if reindex:
         from dayfly.stores import SqlStore
 
-        found_rows = SqlStore.reindex(jobs_dir)
-        indexed = found_rows.rollouts
-        for place, why in found_rows.broken:
+        rebuilt = SqlStore.reindex(jobs_dir)
+        indexed = rebuilt.rollouts
+        for place, why in rebuilt.broken:
             say(f"not indexed: {place}: {why}")
     if as_json:
-        put_json({"schema_version": 1, "vms": list(swept), "jobs": recovered, "indexed": indexed})
+        put_json(
+            {
+                "schema_version": 1,
+                "vms": list(swept),
+                "half_made": [str(p) for p in half_made],
+                "jobs": recovered,
+                "indexed": indexed,
+            }
+        )
         return
-    print(f"{len(swept)} VM(s) of dead processes removed")
-    for job, things in recovered.items():
-        print(f"{job}: {json.dumps(things)}")
+    put(f"{len(swept)} VM(s) of dead processes removed, {len(half_made)} half-made job(s) removed")
+    for job_id, things in recovered.items():
+        put(
+            f"{job_id}: {len(things['published'])} finished rollout(s) put in place, "
+            f"{len(things['interrupted'])} interrupted one(s) set aside"
+        )
     if indexed is not None:
-        print(f"{indexed} rollouts indexed")
+        put(f"{indexed} rollouts indexed")
+
+
+def _recover(job: JobFolder) -> dict[str, list[str]]:
+    """Bring a job forward that nobody works on; see `JobFolder.recover`."""
+    if job.holder() is not None:
+        return {}
+    with job.lock():
+        found = job.recover()
+    return {"published": [r.rollout_id for r in found.published], "interrupted": list(found.interrupted)}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import anyio
 import typer
 
 from dayfly.check import check_tasks
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, put_json, say
-from dayfly.cli.display import displayed
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line
+from dayfly.cli.display import Display, default_display, displayed
+from dayfly.cli.interrupts import Interrupted, run_interruptible
+from dayfly.cli.output import put, put_json, say
 from dayfly.errors import ConfigError, TaskError
 from dayfly.job import JobResult, Plan, parse_job, run_job
+from dayfly.model import Task
 from dayfly.tasks import find_tasks, load_task
+
+Report = dict[str, Any]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,9 +28,13 @@ def register(app: typer.Typer) -> None:
 def check(
     tasks: Annotated[list[Path], typer.Argument(help="Task folders, or folders of task folders.")],
     static: Annotated[bool, typer.Option("--static", help="Only read the files; start no VM.")] = False,
-    repeats: Annotated[int, typer.Option(min=2, help="How often the reference solution runs.")] = 2,
-    hypervisor: Annotated[str, typer.Option(envvar="DAYFLY_HYPERVISOR")] = "qemu",
-    concurrency: Annotated[int | None, typer.Option("--concurrency", "-c", min=1)] = None,
+    repeats: Annotated[int, typer.Option(min=2, max=100, help="How often the reference solution runs.")] = 2,
+    hypervisor: Annotated[
+        str, typer.Option(envvar="DAYFLY_HYPERVISOR", help="qemu, or fake (no isolation, for trials).")
+    ] = "qemu",
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="How many rollouts at once.")
+    ] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
     as_json: Json = False,
 ) -> None:
@@ -40,40 +48,62 @@ def check(
             loaded.append(load_task(folder, strict=True))
         except TaskError as error:
             refused.append({"task": str(folder), "fit": False, "problems": [error.message], "hint": error.hint})
-    reports = [{"task": t.name, "fit": True, "problems": [], "remarks": list(t.warnings)} for t in loaded]
+    reports: list[Report] = [
+        {"task": t.name, "fit": True, "problems": [], "remarks": list(t.warnings)} for t in loaded
+    ]
     if not static and loaded:
-        settings = parse_job(
-            {"tasks": ["."], "agents": ["no-op"], "hypervisor": hypervisor, "concurrency": concurrency},
-            "check",
-        )
-
-        async def run_plan(plan: Plan) -> JobResult:
-            with displayed("plain" if not as_json else "none") as observers:
-                return await run_job(plan, observers=observers)
-
-        found = anyio.run(lambda: check_tasks(loaded, settings, repeats, jobs_dir, run_plan))
-        reports = [r.as_dict() for r in found]
+        display: Display = "none" if as_json else default_display()
+        reports = _try_out(loaded, hypervisor, concurrency, repeats, jobs_dir, display)
     reports = [*refused, *reports]
     if as_json:
         put_json({"schema_version": 1, "tasks": reports})
     else:
-        _print_reports(reports, static)
+        _put_reports(reports, static, jobs_dir)
     if not all(r["fit"] for r in reports):
         raise typer.Exit(1)
 
 
-def _print_reports(reports: list[dict[str, object]], static: bool) -> None:
+def _try_out(
+    tasks: list[Task],
+    hypervisor: str,
+    concurrency: int | None,
+    repeats: int,
+    jobs_dir: Path,
+    display: Display,
+) -> list[Report]:
+    settings = parse_job(
+        {"tasks": ["."], "agents": ["no-op"], "hypervisor": hypervisor, "concurrency": concurrency}, "check"
+    )
+
+    async def run_plan(plan: Plan) -> JobResult:
+        with displayed(display) as observers:
+            result = await run_job(plan, observers=observers)
+        if result.interrupted:  # half a job says nothing of a task
+            raise Interrupted
+        return result
+
+    try:
+        found = run_interruptible(lambda: check_tasks(tasks, settings, repeats, jobs_dir, run_plan))
+    except (Interrupted, KeyboardInterrupt):
+        say("interrupted: nothing is said about these tasks; what was run is in `dayfly list`")
+        raise
+    return [r.as_dict() for r in found]
+
+
+def _put_reports(reports: list[Report], static: bool, jobs_dir: Path) -> None:
     for report in reports:
         strictest = report.get("strictest_verifier_class")
         tail = f"  (strictest verifier class: {strictest})" if strictest else ""
         word = "fit" if not static else "reads"
-        print(f"{word if report['fit'] else 'NOT FIT'}  {report['task']}{tail}")
-        for problem in report["problems"]:  # type: ignore[attr-defined]
-            print(f"    problem: {problem}")
-        if report.get("hint"):
-            print(f"    hint: {report['hint']}")
-        for remark in report.get("remarks", []):  # type: ignore[attr-defined]
-            print(f"    remark: {remark}")
+        put(f"{word if report['fit'] else 'NOT FIT'}  {report['task']}{tail}")
+        for problem in report["problems"]:
+            put(f"    problem: {problem}")
+        for line in (report.get("hint") or "").splitlines():
+            put(f"    hint: {line}")
+        for remark in report.get("remarks", []):
+            put(f"    remark: {remark}")
+        if not report["fit"] and report.get("jobs"):
+            put(f"    look: {' · '.join(command_line('show', job, jobs_dir=jobs_dir) for job in report['jobs'])}")
 
 
 TASK_TOML = """\
@@ -135,5 +165,6 @@ def init(
         path.write_text(text, encoding="utf-8")
         if name.endswith(".sh"):
             path.chmod(0o755)
-        print(path)
-    say(f"next: dayfly check {folder / 'tasks'}, then dayfly run {folder / 'job.yaml'}")
+        put(str(path))
+    say(f"next: {command_line('check', str(folder / 'tasks'))}")
+    say(f"then: {command_line('run', str(folder / 'job.yaml'))}")

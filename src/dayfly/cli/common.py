@@ -1,16 +1,17 @@
-"""Options and output that several commands share."""
+"""Options and finding jobs and rollouts, as several commands share them."""
 
 from __future__ import annotations
 
-import json
-import sys
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dayfly.errors import NotFoundError
-from dayfly.evidence import JobFolder, list_jobs
+from dayfly.cli.output import say
+from dayfly.errors import DayflyError, NotFoundError
+from dayfly.evidence import RECORD_NAME, JobFolder, list_jobs, load_record
 from dayfly.model import RolloutRecord
 
 JobsDir = Annotated[
@@ -21,53 +22,107 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on s
 DEFAULT_JOBS_DIR = Path("jobs")
 
 
-def say(text: str = "") -> None:
-    """A remark for the person, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout on file, and where."""
+
+    job: JobFolder
+    record: RolloutRecord
+    place: Path
 
 
-def put_json(value: Any) -> None:
-    """The answer for a program, on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+def find(jobs_dir: Path, what: str) -> tuple[JobFolder, str]:
+    """`JOB` or `JOB/ROLLOUT` → the job, and the part that names a rollout in it (empty for the job itself).
+
+    JOB is an id, the unique beginning of one, `last`, or the path of a job's folder; the id of a rollout
+    alone is found, too. Raises `NotFoundError`.
+    """
+    if (by_path := _find_path(what)) is not None:
+        return by_path
+    name, _, rest = what.partition("/")
+    try:
+        return find_job(jobs_dir, name), rest.strip("/")
+    except NotFoundError:
+        job = None if rest else _job_of_rollout(jobs_dir, name)
+        if job is None:
+            raise
+        return job, name
 
 
 def find_job(jobs_dir: Path, wanted: str) -> JobFolder:
-    """A job by its id, the unique beginning of one, or `last`. Raises `NotFoundError`."""
+    """A job as in `find`. Raises `NotFoundError`."""
+    if (by_path := _find_path(wanted)) is not None and not by_path[1]:
+        return by_path[0]
     known = list_jobs(jobs_dir)
-    matches = known[-1:] if wanted == "last" else [j for j in known if j.startswith(wanted)]
+    matches = known[-1:] if wanted == "last" else [j for j in known if wanted and j.startswith(wanted)]
     if wanted in known:
         matches = [wanted]
-    if len(matches) != 1:
-        what = "is not unique" if matches else "does not exist"
+    if not known:
         raise NotFoundError(
-            f"job {wanted!r} {what} in {jobs_dir}",
-            hint=f"`dayfly list` shows them; the last one is {known[-1]}" if known else "no job was run yet",
+            f"there is no job in {jobs_dir}, so none called {wanted!r}",
+            hint="`dayfly run` makes one; --jobs-dir names another folder",
+        )
+    if len(matches) != 1:
+        what = f"is not unique: {', '.join(matches[:5])}" if matches else "does not exist"
+        raise NotFoundError(
+            f"job {wanted!r} in {jobs_dir} {what}",
+            hint=f"`dayfly list` shows the jobs; the last one is {known[-1]}",
         )
     return JobFolder.open(jobs_dir, matches[0])
 
 
-def find_rollout(jobs_dir: Path, wanted: str) -> tuple[JobFolder, RolloutRecord]:
-    """A rollout by `JOB/ROLLOUT`, where ROLLOUT is its id, the end of it, or `task/agent/attempt`."""
-    job_part, _, rest = wanted.partition("/")
-    if not rest:
-        for job_id in reversed(list_jobs(jobs_dir)):
-            folder = JobFolder.open(jobs_dir, job_id)
-            for record in folder.records():
-                if record.rollout_id == wanted:
-                    return folder, record
+def _find_path(what: str) -> tuple[JobFolder, str] | None:
+    """A job's folder by its path, and what follows it."""
+    path = Path(what).expanduser()
+    for folder in (path, *path.parents):
+        if folder == Path() and not what.startswith("."):
+            continue  # `last/…` inside a job's folder means the last job
+        if (folder / "job.json").is_file():
+            real = folder.resolve()
+            rest = path.relative_to(folder).as_posix().removeprefix("rollouts/")
+            return JobFolder.open(real.parent if folder == Path() else folder.parent, real.name), rest.strip(".")
+    return None
+
+
+def _job_of_rollout(jobs_dir: Path, rollout_id: str) -> JobFolder | None:
+    for job_id in reversed(list_jobs(jobs_dir)):
+        try:
+            job = JobFolder.open(jobs_dir, job_id)
+            job.folder_of(rollout_id, lambda place, error: None)
+        except DayflyError:
+            continue
+        return job
+    return None
+
+
+def find_rollout(job: JobFolder, wanted: str) -> Rollout:
+    """A rollout of a job by its id, the end of it, `task/agent/attempt`, or its folder. Raises `NotFoundError`."""
+    if not wanted:
         raise NotFoundError(
-            f"there is no rollout {wanted!r} in {jobs_dir}",
-            hint="name it as JOB/ROLLOUT or JOB/TASK/AGENT/ATTEMPT; `dayfly show JOB` lists them",
+            f"{job.job_id} is a job; name a rollout of it", hint=f"`dayfly show {job.job_id}` lists them"
         )
-    folder = find_job(jobs_dir, job_part)
-    matches = [r for r in folder.records() if rest in (r.rollout_id, label(r)) or r.rollout_id.endswith(rest)]
-    if len(matches) != 1:
-        what = "is not unique" if matches else "does not exist"
-        raise NotFoundError(
-            f"rollout {rest!r} {what} in job {folder.job_id}",
-            hint=f"`dayfly show {folder.job_id}` lists them",
-        )
-    return folder, matches[0]
+    by_place = job.path / "rollouts" / wanted
+    if (by_place / RECORD_NAME).is_file():
+        return Rollout(job, load_record(by_place), by_place)
+    broken: list[str] = []
+    records = list(job.records(lambda place, error: broken.append(error.message)))
+    exact = [r for r in records if wanted in (r.rollout_id, label(r))]
+    matches = exact or [r for r in records if r.rollout_id.endswith(wanted)]
+    if len(matches) == 1:
+        return Rollout(job, matches[0], job.rollout_path(matches[0].key))
+    if not matches:
+        try:
+            earlier = job.folder_of(wanted, lambda place, error: None)
+            return Rollout(job, load_record(earlier), earlier)
+        except NotFoundError:
+            pass
+    for message in broken:
+        say(f"warning: {message}")
+    what = "is not unique" if matches else "does not exist"
+    raise NotFoundError(
+        f"rollout {wanted!r} {what} in job {job.job_id}",
+        hint=f"`dayfly show {job.job_id}` lists them, as TASK/AGENT/ATTEMPT",
+    )
 
 
 def label(record: RolloutRecord) -> str:
@@ -75,7 +130,15 @@ def label(record: RolloutRecord) -> str:
     return f"{record.task}/{record.agent}/{record.attempt}"
 
 
-def wanted_records(folder: JobFolder) -> list[RolloutRecord]:
-    """The job's results, without those of tasks or agents that were removed from it since."""
-    lock = folder.lock_data()
-    return [r for r in folder.records() if r.task in lock["tasks"] and r.agent in lock["agents"]]
+def wanted_records(job: JobFolder) -> tuple[list[RolloutRecord], list[str]]:
+    """The job's results, without those of tasks or agents that were removed from it since; what is broken."""
+    lock = job.lock_data()
+    broken: list[str] = []
+    records = job.records(lambda place, error: broken.append(error.message))
+    return [r for r in records if r.task in lock["tasks"] and r.agent in lock["agents"]], broken
+
+
+def command_line(*words: str, jobs_dir: Path = DEFAULT_JOBS_DIR) -> str:
+    """A command for the person to copy, quoted for the shell."""
+    where = [] if jobs_dir == DEFAULT_JOBS_DIR else ["--jobs-dir", str(jobs_dir)]
+    return shlex.join(["dayfly", *words, *where])

@@ -2,64 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import typer
 
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, find_job, put_json, say
-from dayfly.cli.display import Display, default_display, displayed
+from dayfly.cli.budgets import budgets, short_duration, shown
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line, find_job
+from dayfly.cli.display import default_display, displayed
+from dayfly.cli.interrupts import Interrupted, run_interruptible
+from dayfly.cli.output import put, put_json, put_json_line, put_table, say
+from dayfly.cli.show import put_summary
 from dayfly.errors import ConfigError
 from dayfly.job import (
     JobFile,
     JobResult,
     Plan,
     load_job_file,
+    parse_duration,
     parse_job,
     plan_new,
     plan_resume,
     refuse_drift,
     run_job,
 )
-from dayfly.model import VerifierClass
-from dayfly.report import render_text, summarise
+from dayfly.model import RETRYABLE, RolloutRecord, VerifierClass
+from dayfly.report import summarise
+
+
+class DisplayChoice(StrEnum):
+    FULL = "full"
+    PLAIN = "plain"
+    JSON = "json"
+    NONE = "none"
+
+
+class KeepDisk(StrEnum):
+    NEVER = "never"
+    FAILED = "failed"
+    ALWAYS = "always"
+
+
+class Accelerator(StrEnum):
+    AUTO = "auto"
+    KVM = "kvm"
+    TCG = "tcg"
+
+
+class IsolationFloor(StrEnum):
+    KVM = "kvm"
+    TCG = "tcg"
+    FAKE = "fake"
 
 
 def register(app: typer.Typer) -> None:
     app.command()(run)
 
 
+def _duration(text: str) -> float:
+    seconds = parse_duration(text if text.strip()[-1:].isalpha() else f"{text}s")
+    if not isinstance(seconds, float) or seconds <= 0:
+        raise typer.BadParameter(f"{text!r} is not a duration; write it like 90s, 15m or 1.5h")
+    return seconds
+
+
 def run(
-    what: Annotated[list[str] | None, typer.Argument(help="A job file (*.yaml), or task folders.")] = None,
-    agent: Annotated[list[str] | None, typer.Option("--agent", "-a", help="Agent name; may be repeated.")] = None,
-    attempts: Annotated[int | None, typer.Option("--attempts", "-k", min=1)] = None,
+    what: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB.yaml | TASKS...]", help="A job file, or task folders.")
+    ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent", "-a", help="Agent name; may be repeated. With a job file: only these of its agents."
+        ),
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option("--attempts", "-k", min=1, max=1000, help="Rollouts per task and agent.")
+    ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, help="How many rollouts at once.")
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, max=10_000, help="How many rollouts at once."),
     ] = None,
     verifier_class: Annotated[VerifierClass | None, typer.Option(help="Use this class for all tasks.")] = None,
     agent_timeout: Annotated[
-        str | None, typer.Option(help="Overrides each task's agent limit, like 90s or 15m.")
+        float | None,
+        typer.Option(
+            parser=_duration, metavar="DURATION", help="Overrides each task's agent limit, like 90s or 15m."
+        ),
     ] = None,
-    keep_disk: Annotated[str | None, typer.Option(help="Final disks to keep: never, failed or always.")] = None,
+    keep_disk: Annotated[KeepDisk | None, typer.Option(help="Which final disks to keep, for `shell`.")] = None,
     hypervisor: Annotated[
         str | None, typer.Option(envvar="DAYFLY_HYPERVISOR", help="qemu, or fake (no isolation, for trials).")
     ] = None,
-    accelerator: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
-    require_isolation: Annotated[str | None, typer.Option(help="Refuse to run below this: kvm or tcg.")] = None,
+    accelerator: Annotated[Accelerator | None, typer.Option(help="How VMs are run.")] = None,
+    require_isolation: Annotated[
+        IsolationFloor | None, typer.Option(help="Refuse to run with less isolation than this.")
+    ] = None,
     fork: Annotated[bool | None, typer.Option(help="Fork VMs from a template, or boot each one.")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this job (id, its beginning, or `last`).")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="Go on with this job: id, its beginning, `last`, or its folder."),
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="With --resume: changed tasks or settings are meant.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and its budgets; run nothing.")
     ] = False,
-    display: Annotated[str | None, typer.Option(help="full, plain, json or none.")] = None,
+    display: Annotated[
+        DisplayChoice | None, typer.Option(help="Progress: redrawn, as lines, as JSON lines on stdout, or none.")
+    ] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
     as_json: Json = False,
 ) -> None:
     """Run every task with every agent, each rollout in its own VM. Exit 0 when all of them are graded."""
+    if as_json and display is DisplayChoice.JSON:
+        raise ConfigError(
+            "--json and --display json both want standard output",
+            hint="--json prints one document at the end; --display json a line for each event and the result",
+        )
     changes: dict[str, Any] = {
         "attempts": attempts,
         "concurrency": concurrency,
@@ -72,52 +136,82 @@ def run(
         "fork": fork,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
-    plan = _plan(what or [], agent or [], changes, resume, accept_changes, jobs_dir)
-    _print_plan(plan)
+    plan = _plan(what or [], agent or [], changes, resume, jobs_dir)
+    if dry_run and as_json:
+        put_json(_plan_answer(plan, resume))
+    elif dry_run or resume or display is not DisplayChoice.NONE:
+        _say_plan(plan, resume)
+    refuse_drift(plan, accept_changes)
     if dry_run:
+        if not as_json:
+            _put_budgets(plan)
         return
-    shown = _display(display)
-    with displayed(shown) as observers:
-        result = anyio.run(lambda: run_job(plan, observers=observers))
-    _finish(plan, result, jobs_dir, as_json or shown == "json")
+    form = _Form(display or DisplayChoice(default_display()), as_json)
+    result = _do(plan, form)
+    _finish(plan, result, form)
     raise typer.Exit(result.exit_code)
 
 
-def _display(wanted: str | None) -> Display:
-    match wanted:
-        case None:
-            return default_display()
-        case "full" | "plain" | "json" | "none":
-            return wanted
-        case _:
-            raise ConfigError(f"--display {wanted!r} is not known", hint="one of: full, plain, json, none")
+@dataclass(frozen=True)
+class _Form:
+    """How the job is shown while it runs and at its end."""
+
+    display: DisplayChoice
+    as_json: bool
 
 
-def _plan(
-    what: list[str],
-    agents: list[str],
-    changes: dict[str, Any],
-    resume: str | None,
-    accept_changes: bool,
-    jobs_dir: Path,
-) -> Plan:
+def _do(plan: Plan, form: _Form) -> JobResult:
+    try:
+        with displayed(form.display.value) as observers:
+            return run_interruptible(lambda: run_job(plan, observers=observers))
+    except (Interrupted, KeyboardInterrupt):
+        if (plan.jobs_dir / plan.job_id / "job.json").exists():
+            say(f"interrupted; go on with:  {_resume_command(plan)}")
+        else:
+            say("interrupted before the job began; nothing was run, and nothing is left to go on with")
+        raise
+
+
+def _resume_command(plan: Plan) -> str:
+    return command_line("run", "--resume", plan.job_id, jobs_dir=plan.jobs_dir)
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+def _plan(what: list[str], agents: list[str], changes: dict[str, Any], resume: str | None, jobs_dir: Path) -> Plan:
     files = [w for w in what if w.endswith((".yaml", ".yml"))]
+    if files and len(what) > 1:
+        raise ConfigError("a job file stands alone", hint="name its tasks inside it, or name only folders here")
     if resume is not None:
-        folder = find_job(jobs_dir, resume)
-        job = load_job_file(Path(files[0])) if files else parse_job(folder.job()["job"], folder.job_id)
-        changed = _changed(job, agents, changes)
-        plan = plan_resume(folder.job_id, jobs_dir, changed)
-        refuse_drift(plan, accept_changes)
-        return plan
+        return _plan_to_resume(what, files, agents, changes, resume, jobs_dir)
     if files:
-        if len(what) > 1:
-            raise ConfigError("a job file stands alone", hint="name its tasks inside it, or name only folders here")
         path = Path(files[0])
         return plan_new(_changed(load_job_file(path), agents, changes), path.parent, jobs_dir)
     if not what:
-        raise ConfigError("nothing to run", hint="name a job file or task folders, or --resume a job")
-    job = parse_job({"name": Path(what[0]).name, "tasks": what, "agents": agents or ["oracle"]}, "command line")
+        raise ConfigError(
+            "nothing to run",
+            hint="name a job file or task folders, or --resume a job; `dayfly init` makes a first one",
+        )
+    name = Path(what[0]).resolve().name
+    job = parse_job({"name": name, "tasks": what, "agents": agents or ["oracle"]}, "command line")
     return plan_new(_changed(job, [], changes), Path.cwd(), jobs_dir)
+
+
+def _plan_to_resume(
+    what: list[str], files: list[str], agents: list[str], changes: dict[str, Any], resume: str, jobs_dir: Path
+) -> Plan:
+    if what and not files:
+        raise ConfigError(
+            f"--resume goes by the job's own tasks, so {what[0]!r} has no place here",
+            hint="leave it out, or name a changed job file (*.yaml)",
+        )
+    folder = find_job(jobs_dir, resume)
+    if files:
+        job, base_dir = load_job_file(Path(files[0])), Path(files[0]).parent
+    else:
+        job, base_dir = parse_job(folder.job()["job"], folder.job_id), None
+    return plan_resume(folder.job_id, folder.path.parent, _changed(job, agents, changes), base_dir)
 
 
 def _changed(job: JobFile, agents: list[str], changes: dict[str, Any]) -> JobFile:
@@ -128,55 +222,119 @@ def _changed(job: JobFile, agents: list[str], changes: dict[str, Any]) -> JobFil
     return parse_job(job.model_dump(mode="json") | changes, "command line")
 
 
-def _print_plan(plan: Plan) -> None:
+def _say_plan(plan: Plan, resume: str | None) -> None:
+    name = f"job {plan.job_id}" if resume else f"job {plan.job_file.name!r}"
     say(
-        f"job {plan.job_id}: {len(plan.tasks)} tasks × {len(plan.agents)} agents × "
-        f"{plan.job_file.attempts} attempts = {plan.planned} rollouts"
+        f"{name}: {_count(plan.tasks, 'task')} × {_count(plan.agents, 'agent')} × "
+        f"{plan.job_file.attempts} attempt{'s' if plan.job_file.attempts > 1 else ''} = {plan.planned} rollouts"
     )
-    say(f"  {len(plan.done)} done, {len(plan.to_retry)} to retry, {len(plan.new)} new, {len(plan.drifted)} changed")
+    if resume:
+        say(
+            f"  {len(plan.done)} done, {len(plan.to_retry)} to retry, {len(plan.new)} new, "
+            f"{len(plan.drifted)} changed"
+        )
     for line in plan.drifted:
         say(f"  changed: {line}")
     options = plan.job_file.options()
     unlimited = [t.name for t in plan.tasks if t.agent_timeout_s is None and options.agent_timeout_s is None]
     if unlimited:
         say(
-            f"  {len(unlimited)} task(s) name no agent limit: {options.default_agent_timeout_s:g} s hold "
-            "(--agent-timeout changes it)"
+            f"  {_count(unlimited, 'task')} without an agent limit of its own: "
+            f"{short_duration(options.default_agent_timeout_s)} hold (--agent-timeout changes it)"
         )
     for task in plan.tasks:
         for warning in task.warnings:
             say(f"  {task.name}: {warning}")
 
 
-def _finish(plan: Plan, result: JobResult, jobs_dir: Path, as_json: bool) -> None:
+def _count(things: list[Any], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _put_budgets(plan: Plan) -> None:
+    """What each phase of each task may take; a phase's own clean-up is after the plus sign."""
+    options = plan.job_file.options()
+    table = [(t.name, *(shown(b) for b in budgets(options, t).values())) for t in plan.tasks]
+    header = ("task", *budgets(options, plan.tasks[0]))
+    put_table(header, table, wrap="task")
+    starts = 1 + options.retries
+    fewer = [f"{o.value} {1 + min(n, options.retries)}" for o, n in RETRYABLE.items() if n < options.retries]
+    put(f"starts of an attempt at most: {starts}" + (f" (after {', '.join(fewer)})" if fewer else ""))
+    put(f"rollouts at once: {plan.job_file.concurrency or 'as many as this host has CPUs and memory for'}")
+
+
+def _plan_answer(plan: Plan, resume: str | None) -> dict[str, Any]:
+    options = plan.job_file.options()
+    return {
+        "schema_version": 1,
+        "id": plan.job_id if resume else None,
+        "job": plan.job_file.model_dump(mode="json"),
+        "planned": plan.planned,
+        "done": len(plan.done),
+        "to_retry": len(plan.to_retry),
+        "new": len(plan.new),
+        "changed": plan.drifted,
+        "budgets": {t.name: {phase: vars(b) for phase, b in budgets(options, t).items()} for t in plan.tasks},
+        "starts_at_most": 1 + options.retries,
+    }
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
     summary = summarise(plan.planned_by_agent, result.records)
-    if as_json:
-        put_json(
-            {
-                "schema_version": 1,
-                "id": result.job_id,
-                "interrupted": result.interrupted,
-                "seconds": round(result.seconds, 3),
-                "summary": summary.model_dump(mode="json"),
-            }
-        )
+    if form.as_json or form.display is DisplayChoice.JSON:
+        answer = {
+            "schema_version": 1,
+            "id": result.job_id,
+            "interrupted": result.interrupted,
+            "seconds": round(result.seconds, 3),
+            "summary": summary.model_dump(mode="json"),
+        }
+        if form.as_json:
+            put_json(answer)
+        else:
+            put_json_line({"event": "result", **answer})
+        if result.interrupted:
+            say(f"interrupted; go on with:  {_resume_command(plan)}")
         return
-    print(render_text(summary))
-    isolation = ", ".join(sorted({r.isolation or "unknown" for r in result.records})) or "none"
-    print(f"\njob {result.job_id} · {result.seconds:.0f} s · isolation {isolation}")
-    if isolation == "tcg":
-        print("(emulated: QEMU gives no security promise under TCG; see docs/security.md)")
-    where = "" if jobs_dir == DEFAULT_JOBS_DIR else f" --jobs-dir {jobs_dir}"
+    put_summary(summary)
+    if "tcg" in summary.isolation:
+        put("(emulated: QEMU gives no security promise under TCG; see docs/security.md)")
+    put()
+    put(f"job {result.job_id} took {result.seconds:.0f} s")
     if result.interrupted:
-        print(f"\ninterrupted; go on with:  dayfly run --resume {result.job_id}{where}")
+        put(f"interrupted; go on with:  {_resume_command(plan)}")
         return
-    worst = next((r for r in result.records if r.outcome.value != "passed"), None)
-    print("\nnext:")
-    print(f"  dayfly show {result.job_id}{where}")
-    if worst is not None:
-        name = f"{result.job_id}/{worst.task}/{worst.agent}/{worst.attempt}"
-        print(f"  dayfly logs {name}{where}")
-        print(f"  dayfly shell {name}{where}")
+    missing = result.planned - sum(r.graded for r in result.records)
+    if missing:
+        put(f"{missing} of {result.planned} rollouts have no verdict; once more:  {_resume_command(plan)}")
+    put("next:")
+    for line in _next_commands(plan, result.records):
+        put(f"  {line}")
+
+
+def _next_commands(plan: Plan, records: list[RolloutRecord]) -> Iterator[str]:
+    """What to look at: the job, and the most telling rollout that did not pass."""
+
+    def command(*words: str) -> str:
+        return command_line(*words, jobs_dir=plan.jobs_dir)
+
+    yield command("show", plan.job_id)
+    telling = next((r for r in sorted(records, key=_rank) if r.outcome.value != "passed"), None)
+    if telling is None:
+        yield command("show", plan.job_id, "--verify")
+        yield command("list")
+        return
+    name = f"{plan.job_id}/{telling.task}/{telling.agent}/{telling.attempt}"
+    yield command("logs", name)
+    if telling.isolation != "fake" and plan.job_file.keep_disk != "never":
+        yield command("shell", name)
     else:
-        print(f"  dayfly show {result.job_id} --verify{where}")
-        print(f"  dayfly list{where}")
+        yield command("show", name)
+
+
+def _rank(record: RolloutRecord) -> tuple[bool, bool]:
+    """Doing nothing fails as it should, and left no output; a missing verdict says more than a failure."""
+    return record.agent == "no-op", record.graded

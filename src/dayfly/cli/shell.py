@@ -16,11 +16,12 @@ from typing import Annotated
 import anyio
 import typer
 
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, find_rollout, say
-from dayfly.errors import NotFoundError
-from dayfly.evidence import JobFolder, new_rollout_id
-from dayfly.model import Disk, ExecResult, RolloutRecord, Task
-from dayfly.protocols import StartOptions
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Rollout, find, find_rollout, label
+from dayfly.cli.output import say
+from dayfly.errors import ConfigError, NotFoundError
+from dayfly.evidence import DISK_NAME, new_rollout_id
+from dayfly.model import Disk, ExecResult, Task
+from dayfly.protocols import Sink, StartOptions
 from dayfly.registry import HypervisorSettings, make_hypervisor
 
 
@@ -37,8 +38,11 @@ def shell(
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
 ) -> None:
     """Open a shell in a fresh VM on a copy of the final disk of a rollout; the evidence is not touched."""
-    folder, record = find_rollout(jobs_dir, what)
-    kept = folder.rollout_path(record.key) / "disk.img"
+    job, rest = find(jobs_dir, what)
+    rollout = find_rollout(job, rest)
+    if rollout.record.isolation == "fake":
+        raise ConfigError(f"{what} was made by the fake hypervisor: there is no disk that a VM could start from")
+    kept = rollout.place / DISK_NAME
     if not kept.exists():
         raise NotFoundError(
             f"the final disk of {what} was not kept",
@@ -46,29 +50,29 @@ def shell(
         )
     from dayfly.tasks import load_task
 
-    lock = folder.lock_data()["tasks"][record.task]
-    task = load_task(Path(lock["path"]), strict=False)
-    if task.digest != record.task_digest:
+    locked = job.lock_data()["tasks"].get(rollout.record.task)
+    if locked is None:
+        raise NotFoundError(f"task {rollout.record.task} was removed from job {job.job_id}; its image is not known")
+    task = load_task(Path(locked["path"]), strict=False)
+    if task.digest != rollout.record.task_digest:
         say(f"note: the task has changed since; its environment is taken as it is now ({task.digest})")
-    result = anyio.run(_open, folder, record, task, kept, command or [], user)
+    result = anyio.run(_open, rollout, task, kept, command or [], user)
     raise typer.Exit(result.exit_code if result.exit_code is not None else 128 + (result.signal or 0))
 
 
-async def _open(
-    folder: JobFolder, record: RolloutRecord, task: Task, kept: Path, command: list[str], user: str
-) -> ExecResult:
+async def _open(rollout: Rollout, task: Task, kept: Path, command: list[str], user: str) -> ExecResult:
     disk = _disk(task.image or "")
     hypervisor = make_hypervisor("qemu", HypervisorSettings())
-    with tempfile.TemporaryDirectory(dir=folder.path) as scratch:
+    with tempfile.TemporaryDirectory(dir=rollout.job.path) as scratch:
         writable = Path(scratch) / "disk.img"
         await anyio.to_thread.run_sync(_copy_sparse, kept, writable)
         options = StartOptions(
             vm_id=f"{new_rollout_id()}-s", writable=writable, hostname="dayfly", workdir=task.workdir
         )
-        async with hypervisor.start(disk, record.machine, options) as vm:
+        async with hypervisor.start(disk, rollout.record.machine, options) as vm:
             if command:
                 return await vm.exec(command, user=user, stdout=_out(1), stderr=_out(2))
-            say(f"final disk of {record.task}/{record.agent}/{record.attempt}; leave with exit or Ctrl-D")
+            say(f"final disk of {label(rollout.record)}; leave with exit or Ctrl-D")
             interactive = sys.stdin.isatty()
             with _raw_terminal(interactive):
                 return await vm.exec(
@@ -111,7 +115,7 @@ def _copy_sparse(source: Path, dest: Path) -> None:
     shutil.copymode(source, dest)
 
 
-def _out(fd: int):  # type: ignore[no-untyped-def]
+def _out(fd: int) -> Sink:
     def write(chunk: bytes) -> None:
         while chunk:
             chunk = chunk[os.write(fd, chunk) :]

@@ -1,0 +1,154 @@
+"""The one door to the terminal: no other module of the command line prints.
+
+Names, causes and outputs may come from an agent or a task and hold anything: escape sequences, `[red]`, line
+breaks that forge a line. Text therefore never reaches rich as markup, and control characters are made
+visible before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# C0 and C1 controls, line separators, what reorders or hides text, and half characters that no encoding has.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# A log keeps its lines and its colours (as `less -R` does); cursor movements, titles and the like are shown.
+_UNSAFE_IN_LOG = re.compile(r"(\x1b\[[0-9;]*m|[\n\t]|\r(?=\n))|([\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069])")
+
+Cell = str | tuple[str, str]
+"""Text, or text and its style."""
+
+
+def visible(text: str) -> str:
+    """The text on one line, with every character that is not plain text written as an escape."""
+    return _UNSAFE.sub(lambda m: _NAMES.get(m[0]) or _escape(m[0]), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Text for rich that is never read as markup."""
+    return Text(visible(text), style=style)
+
+
+def say(text: str = "") -> None:
+    """A remark for the person: one line on standard error."""
+    _write(sys.stderr, visible(text) + "\n")
+
+
+def say_error(message: str, hint: str | None = None) -> None:
+    """What is wrong and what to do; further lines are indented, so that none passes for another message."""
+    first, *more = message.splitlines() or [""]
+    say(f"error: {first}")
+    for line in more:
+        say(f"  {line}")
+    for line in (hint or "").splitlines():
+        say(f"  hint: {line}")
+
+
+def put(text: str = "") -> None:
+    """One line of the answer, on standard output."""
+    _write(sys.stdout, visible(text) + "\n")
+
+
+def put_json(value: Any) -> None:
+    """The answer for a program: one document on standard output."""
+    _write(sys.stdout, _json(value, indent=2) + "\n")
+
+
+def put_json_line(value: Any) -> None:
+    """One of many documents, a line each."""
+    _write(sys.stdout, _json(value, indent=None) + "\n")
+
+
+def _json(value: Any, indent: int | None) -> str:
+    unicode = "utf" in (sys.stdout.encoding or "").lower() if sys.stdout else True
+    text = json.dumps(value, indent=indent, ensure_ascii=not unicode, default=str)
+    # These occur within strings only, where JSON takes \uXXXX for them; line breaks are layout.
+    return _UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+
+
+def put_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], wrap: str | None = None) -> None:
+    """Aligned columns on standard output; on a narrow terminal the column `wrap` goes over several lines.
+
+    In a pipe nothing is wrapped or cut.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(header), header_style="bold")
+    for name in header:
+        table.add_column(name, no_wrap=name != wrap, overflow="fold", min_width=12 if name == wrap else None)
+    for row in rows:
+        table.add_row(*(styled(*((cell,) if isinstance(cell, str) else cell)) for cell in row))
+    put_rich(table)
+
+
+def put_rich(renderable: Any) -> None:
+    """A table or text of rich on standard output."""
+    console = Console() if sys.stdout.isatty() else Console(width=100_000)
+    with console.capture() as captured:
+        console.print(renderable)
+    _write(sys.stdout, "".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def put_bytes(data: bytes) -> None:
+    """Output of a guest on standard output: byte for byte, but on a terminal only what is harmless there."""
+    if sys.stdout.isatty():
+        shown = _UNSAFE_IN_LOG.sub(lambda m: m[1] or _escape(m[2]), data.decode("utf-8", "replace"))
+        _write(sys.stdout, shown)
+        return
+    sys.stdout.flush()
+    with suppress_closed(sys.stdout):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def error_console() -> Console:
+    """For what is redrawn while a job runs."""
+    return Console(stderr=True)
+
+
+def keep_going_on_odd_terminals() -> None:
+    """A terminal that cannot show a character gets an escape of it, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with suppress_closed(stream):
+        stream.write(text)
+        stream.flush()
+
+
+class suppress_closed:
+    """Do without a reader that went away (`dayfly list | head`, a closed terminal).
+
+    The work goes on, and the exit code still tells how it ended.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        gone = isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == 5)
+        if gone:
+            # What is still in the buffer must go somewhere, or the interpreter complains at its end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
+        return gone
