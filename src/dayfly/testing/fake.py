@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import posixpath
 import shlex
 import stat
@@ -308,7 +309,7 @@ class FakeVm:
         for name, file in wanted.items():
             target = dest / name if name else dest
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            target.write_bytes(file.data)
+            _write_private(target, file)
             _add(digest, name, file.data)
         return Transfer(
             files=len(wanted),
@@ -397,6 +398,13 @@ async def _all_of(stdin: bytes | AsyncIterable[bytes] | None) -> bytes:
 async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def _write_private(target: Path, file: _File) -> None:
+    target.unlink(missing_ok=True)
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | file.mode & 0o100)
+    with os.fdopen(fd, "wb") as out:
+        out.write(file.data)
 
 
 def _add(digest: Any, name: str, data: bytes) -> None:

@@ -1,0 +1,60 @@
+"""The index under `check_store`; and stores that break a rule."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from dayfly.protocols import Store
+from dayfly.stores import SqlStore
+from dayfly.testing import check_store
+
+
+def test_sqlite(tmp_path):
+    check_store(lambda: SqlStore.open(tmp_path))
+    check_store(lambda: SqlStore.open(tmp_path))
+
+
+def test_sql_store_is_a_store(tmp_path):
+    with SqlStore.open(tmp_path) as store:
+        assert isinstance(store, Store)
+
+
+class InMemory:
+    """A list; each flag is one way to be wrong."""
+
+    def __init__(self, *, replace: bool = True, order: bool = True) -> None:
+        self.records, self.replace, self.order = [], replace, order
+
+    def add(self, record):
+        if self.replace:
+            self.records = [r for r in self.records if (r.job_id, r.key) != (record.job_id, record.key)]
+        self.records.append(record)
+
+    def query(self, job_id=None):
+        found = [r for r in self.records if job_id in (None, r.job_id)]
+        return sorted(found, key=lambda r: (r.job_id, r.task, r.agent, r.attempt)) if self.order else found
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [({"replace": False}, "after a retry"), ({"order": False}, "in order")]
+)
+def test_a_broken_store_fails_the_suite(flags, words):
+    store = InMemory(**flags)
+
+    @contextmanager
+    def opened():
+        yield store
+
+    with pytest.raises(AssertionError, match=words):
+        check_store(opened)
+
+
+def test_a_store_that_forgets_fails_the_suite():
+    @contextmanager
+    def opened():
+        yield InMemory()
+
+    with pytest.raises(AssertionError, match="opened again"):
+        check_store(opened)
