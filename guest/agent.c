@@ -1983,7 +1983,7 @@ static void copy_root_attributes(void) {
 
 /* In a child within the outer pid namespace, so that its sibling, the new init, is one level below it. */
 static void spawn_work_init(void) {
-    struct clone_args args = {.flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_PARENT, .exit_signal = SIGCHLD};
+    struct clone_args args = {.flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_PARENT}; /* our own exit signal is inherited */
     pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
     if (pid < 0) refuse_errno("work init");
     if (pid == 0) work_init();
