@@ -65,7 +65,9 @@ class QemuHypervisor:
             return self._host
 
     async def _known_host(self) -> Host:
-        return self._host or await anyio.to_thread.run_sync(self.host)
+        if self._host is None:
+            return await anyio.to_thread.run_sync(self.host)
+        return self._host
 
     async def prepare(self, machine: Machine) -> str:
         host = await self._known_host()
@@ -120,11 +122,14 @@ class QemuHypervisor:
     ) -> QemuVm:
         if not self.settings.fork:
             return await stack.enter_async_context(self._machine(host, disk, machine, options, None))
+        ours = not options.writable.exists()
         try:
             template = await self._template(host, machine)
             return await stack.enter_async_context(self._machine(host, disk, machine, options, template))
         except BootError:
             # once, and on the record: VmInfo.how says `boot`
+            if ours:
+                options.writable.unlink(missing_ok=True)
             return await stack.enter_async_context(self._machine(host, disk, machine, options, None))
 
     @asynccontextmanager
@@ -142,15 +147,13 @@ class QemuHypervisor:
             console = stack.enter_context(_kept_console(options.console))
             async with (
                 running_vmm(argv, given.sockets, given.inherit, timeout_s=options.boot_timeout_s) as vmm,
-                connect_guest(vmm) as guest,
+                connect_guest(vmm) as vm,
             ):
                 console.append(vmm.console)
                 if given.state is not None:
                     await vmm.restore(given.state)
-                clock_error_s = await confirm(vmm, guest, disk, options)
-                yield QemuVm(
-                    guest,
-                    vmm,
+                clock_error_s = await confirm(vmm, vm, disk, options, booted=template is None)
+                vm.begin(
                     VmInfo(
                         id=options.vm_id,
                         isolation=host.platform.accelerator,
@@ -160,8 +163,9 @@ class QemuHypervisor:
                         start_s=time.monotonic() - started,
                         clock_error_s=clock_error_s,
                         argv=tuple(argv),
-                    ),
+                    )
                 )
+                yield vm
 
     def _command(
         self, stack: ExitStack, host: Host, machine: Machine, given: Given, name: str, lifetime_s: float

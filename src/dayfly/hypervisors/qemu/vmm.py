@@ -62,6 +62,7 @@ class Vmm:
     exited: anyio.Event = field(default_factory=anyio.Event)
     on_exit: list[Callable[[], None]] = field(default_factory=list)
     """Called once from the event loop, as soon as the process has ended by itself."""
+    stop_watching: Callable[[], None] = lambda: None
     host_disk_full: bool = False
 
     async def command(self, name: str, **arguments: Any) -> Any:
@@ -100,6 +101,20 @@ class Vmm:
         if self.popen.returncode is None:
             kill_group(self.popen)
 
+    async def destroy(self) -> None:
+        """Kill, reap, see the whole group gone, close. Bounded, idempotent; not to be cancelled."""
+        with anyio.CancelScope(shield=True):
+            self.stop_watching()
+            self.kill()
+            try:
+                await _wait_group_gone(self.popen)
+            finally:
+                with suppress(Exception), anyio.move_on_after(2):
+                    # it raises whatever ended the connection, and a killed QEMU is always such a thing
+                    await self.qmp.disconnect()
+                self.console.close()
+                self.stderr.close()
+
 
 IGNORE_SHARED = [{"capability": "x-ignore-shared", "state": True}]
 
@@ -125,14 +140,12 @@ async def running_vmm(
         kill_group(popen)
         popen.wait()
         raise
-    stop_watching = _watch_exit(vmm)
+    vmm.stop_watching = _watch_exit(vmm)
     try:
         await _connect(vmm, sockets.qmp, timeout_s)
         yield vmm
     finally:
-        with anyio.CancelScope(shield=True):
-            stop_watching()
-            await _destroy(vmm)
+        await vmm.destroy()
 
 
 def _qmp_client() -> QMPClient:
@@ -187,19 +200,6 @@ def _watch_exit(vmm: Vmm) -> Callable[[], None]:
     return stop
 
 
-async def _destroy(vmm: Vmm) -> None:
-    """Kill, reap, see the whole group gone, close. Bounded; call it shielded."""
-    vmm.kill()
-    try:
-        await _wait_group_gone(vmm.popen)
-    finally:
-        with suppress(Exception), anyio.move_on_after(2):
-            # it raises whatever ended the connection, and a killed QEMU is always such a thing
-            await vmm.qmp.disconnect()
-        vmm.console.close()
-        vmm.stderr.close()
-
-
 async def _wait_group_gone(popen: Popen[bytes]) -> None:
     """Raises `HostError` when a process of the group is left after the bound."""
     pause = 0.0005
@@ -239,3 +239,9 @@ def _state_and_group(folder: Path) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[2])
+
+
+def processes_of_group(group: int) -> list[int]:
+    """The processes of a group that are not zombies, parents before children."""
+    found = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _state_and_group(p) == group]
+    return sorted(found)
