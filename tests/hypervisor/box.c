@@ -59,11 +59,14 @@ static int write_file(const char *path, long mib)
         return 1;
     }
     memset(block, 'x', sizeof block);
-    for (long i = 0; i < mib; i++)
-        if (write(fd, block, sizeof block) != sizeof block) {
+    for (long left = mib << 20; left > 0;) {
+        ssize_t n = write(fd, block, left < (long)sizeof block ? left : (long)sizeof block);
+        if (n < 0) {
             perror("write");
             return 1;
         }
+        left -= n;
+    }
     if (fsync(fd)) {
         perror("fsync");
         return 1;

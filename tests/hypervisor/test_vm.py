@@ -20,13 +20,20 @@ from dayfly.errors import BootError, GuestLost
 from dayfly.hypervisors.qemu import QemuHypervisor, QemuSettings
 from dayfly.hypervisors.qemu.owner import processes_of, sweep
 from dayfly.model import Disk, Machine
-from dayfly.process import PIPE, run_async, spawn
+from dayfly.process import PIPE, run, run_async, spawn
 from dayfly.protocols import StartOptions, Vm
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 
 SMALL = Machine(memory_mib=256, storage_mib=256)
+LIAR = Path(__file__).with_name("liar.c")
 Options = Callable[..., StartOptions]
+
+
+def compile_program(source: Path, program: Path, *flags: str) -> Path:
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-musl"]
+    run([*compiler, "-static", "-Os", *flags, "-o", program, source], timeout_s=300)
+    return program
 
 
 async def said(vm: Vm, *argv: str) -> str:
@@ -210,9 +217,12 @@ async def test_nothing_is_left_of_a_vm(hypervisor: QemuHypervisor, disk: Disk, o
         async with hypervisor.start(disk, SMALL, options()) as vm:
             group = vm.status().pids
             assert len(group) >= 3
-        assert [pid for pid in group if Path(f"/proc/{pid}").exists()] == []
-    run_folder = hypervisor.settings.cache / "run"
-    assert [p for p in run_folder.glob("*") if p.is_dir() and (p / "lock").exists() and processes_of(p.name)] == []
+            owner = re.search(r"dayfly:(\w+):", " ".join(vm.info.argv))
+            assert owner
+            assert processes_of(owner[1]) == set(group)
+        assert [pid for pid in group if _alive(pid)] == []
+        assert processes_of(owner[1]) == set()
+        assert not (hypervisor.settings.cache / "run" / owner[1]).exists()
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
 
 
@@ -328,15 +338,18 @@ async def test_another_cpu_is_another_template(hypervisor: QemuHypervisor) -> No
     other.close()
 
 
+@pytest.mark.parametrize("lie", ["OTHER_NONCE", "OTHER_TIME", "SILENT"])
 async def test_a_clone_that_does_not_confirm_never_runs_anything(
-    hypervisor: QemuHypervisor, disk: Disk, options: Options, monkeypatch: pytest.MonkeyPatch
+    own_settings: QemuSettings, disk: Disk, options: Options, tmp_path: Path, lie: str
 ) -> None:
-    """With a nonce that comes back changed; the cold boot that follows is treated alike."""
-    monkeypatch.setattr("dayfly.hypervisors.qemu.vm.same_nonce", lambda sent, got: False)
+    """Guests that really boot and fork, with an agent that lies; the cold boot that follows is treated alike."""
+    agent = await anyio.to_thread.run_sync(compile_program, LIAR, tmp_path / "liar", f"-D{lie}")
+    hypervisor = QemuHypervisor(replace(own_settings, agent=agent))
     started = False
     with pytest.raises(BootError) as caught:
-        async with hypervisor.start(disk, SMALL, options()):
+        async with hypervisor.start(disk, SMALL, options(boot_timeout_s=4)):
             started = True
+    hypervisor.close()
     assert not started
     assert caught.value.cause == "clone_unconfirmed"
 

@@ -55,7 +55,8 @@ def look_at_host(settings: QemuSettings, accelerator: Literal["kvm", "tcg"]) -> 
     qemu = which(settings.qemu_name, QEMU_HINT).resolve()
     kernel = find_kernel(settings.kernel, settings.cache)
     image = boot_image(kernel, settings.cache)
-    initramfs = make_initramfs(agent_binary(settings.architecture).read_bytes(), load_modules(kernel.modules))
+    agent = settings.agent or agent_binary(settings.architecture)
+    initramfs = make_initramfs(agent.read_bytes(), load_modules(kernel.modules))
     platform = Platform(
         qemu=str(qemu),
         version=qemu_version(qemu),

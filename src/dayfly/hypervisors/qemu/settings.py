@@ -32,6 +32,8 @@ class QemuSettings:
     """QEMU's CPU model; None: `host` under KVM, see `machine.cpu_model` for TCG."""
     qemu: str | None = None
     """The QEMU program; None: `qemu-system-x86_64` (or `-aarch64`) on the PATH."""
+    agent: Path | None = None
+    """The program to boot as the guest's agent; None: the one that was built with this version."""
     boot_timeout_s: float = 120.0
     """Bound of one template boot."""
     architecture: str = field(default_factory=platform.machine)
