@@ -25,12 +25,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(template_app, name="template")
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(json: Json = False) -> None:
     """Check this host; each line is ok, warn or fail, with what to do. Exit 4 when something fails."""
     from dayfly.doctor import checks
 
     found = checks()
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "checks": [vars(c) for c in found]})
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -74,7 +74,7 @@ def image_import(
     env: Annotated[list[str] | None, typer.Option(help="For a plain tar: NAME=VALUE.")] = None,
     workdir: Annotated[str | None, typer.Option(help="For a plain tar: working directory.")] = None,
     user: Annotated[str | None, typer.Option(help="For a plain tar: user.")] = None,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
     """Bring a local image into the cache and make its disk."""
     from dayfly.images import ImageStore
@@ -89,19 +89,19 @@ def image_import(
         overrides["user"] = user
     image = store.import_image(sys.stdin.buffer if source == "-" else Path(source), name, **overrides)
     disk = store.disk(image)
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "name": image.name, "digest": image.digest, "disk": disk.digest})
     else:
         put(f"{image.name}  {image.digest}")
 
 
 @image_app.command("list")
-def image_list(as_json: Json = False) -> None:
+def image_list(json: Json = False) -> None:
     """List images with their size and last use."""
     from dayfly.images import ImageStore
 
     rows = ImageStore().list()
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "images": [r.as_dict() for r in rows]})
         return
     if not rows:
@@ -118,24 +118,24 @@ def image_list(as_json: Json = False) -> None:
 def image_prune(
     names: Annotated[list[str] | None, typer.Argument(help="Only these images.")] = None,
     unused_days: Annotated[float, typer.Option(help="Not used for so many days.")] = 30.0,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is not in use.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Everything that is not in use.")] = False,
 ) -> None:
     """Remove images that were not used for long; never one in use."""
     from dayfly.images import ImageStore
 
-    removed = ImageStore().prune(names=names or None, unused_s=0.0 if everything else unused_days * 86400)
+    removed = ImageStore().prune(names=names or None, unused_s=0.0 if all else unused_days * 86400)
     for name in removed:
         put(name)
     say(f"{len(removed)} image(s) removed")
 
 
 @template_app.command("list")
-def template_list(as_json: Json = False) -> None:
+def template_list(json: Json = False) -> None:
     """List templates with size and last use."""
     from dayfly.hypervisors.qemu import list_templates
 
     rows = list_templates()
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "templates": [vars(r) for r in rows]})
         return
     if not rows:
@@ -150,12 +150,12 @@ def template_list(as_json: Json = False) -> None:
 @template_app.command("prune")
 def template_prune(
     unused_days: Annotated[float, typer.Option(help="Not used for so many days.")] = 7.0,
-    everything: Annotated[bool, typer.Option("--all", help="Every one that is not in use.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Every one that is not in use.")] = False,
 ) -> None:
     """Remove templates; they are made anew when needed. Never one in use."""
     from dayfly.hypervisors.qemu import prune_templates
 
-    removed = prune_templates(unused_s=0.0 if everything else unused_days * 86400)
+    removed = prune_templates(unused_s=0.0 if all else unused_days * 86400)
     for key in removed:
         put(key)
     say(f"{len(removed)} template(s) removed")
@@ -164,7 +164,7 @@ def template_prune(
 def gc(
     reindex: Annotated[bool, typer.Option("--reindex", help="Rebuild the index from the job folders.")] = False,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
     """Remove what killed processes left: VMs, overlays, half-made rollouts. Safe beside running jobs."""
     from dayfly.hypervisors.qemu import sweep
@@ -188,7 +188,7 @@ def gc(
         indexed = rebuilt.rollouts
         for place, why in rebuilt.broken:
             say(f"not indexed: {place}: {why}")
-    if as_json:
+    if json:
         put_json(
             {
                 "schema_version": 1,

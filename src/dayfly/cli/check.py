@@ -36,7 +36,7 @@ def check(
         int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="How many rollouts at once.")
     ] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
     """Is a task fit to judge agents? The oracle must pass, doing nothing must fail, repeats start equal.
 
@@ -52,10 +52,10 @@ def check(
         {"task": t.name, "fit": True, "problems": [], "remarks": list(t.warnings)} for t in loaded
     ]
     if not static and loaded:
-        display: Display = "none" if as_json else default_display()
+        display: Display = "none" if json else default_display()
         reports = _try_out(loaded, hypervisor, concurrency, repeats, jobs_dir, display)
     reports = [*refused, *reports]
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "tasks": reports})
     else:
         _put_reports(reports, static, jobs_dir)

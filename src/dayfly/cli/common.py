@@ -18,6 +18,7 @@ JobsDir = Annotated[
     Path,
     typer.Option("--jobs-dir", envvar="DAYFLY_JOBS_DIR", help="Where jobs and their evidence are kept."),
 ]
+# Parameters are called as their options are (`json`, `all`), because the DAYFLY_… variables take the name.
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 DEFAULT_JOBS_DIR = Path("jobs")
 

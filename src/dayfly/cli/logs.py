@@ -47,7 +47,7 @@ def logs(
     part: Annotated[Part, typer.Option("--part", help="Which output of a rollout.")] = Part.ALL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the rollout or job ends.")] = False,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="The events of a job as JSON, one a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The events of a job as JSON, one a line.")] = False,
 ) -> None:
     """Print the output of a rollout, byte for byte, also while it goes on; or the events of a job.
 
@@ -57,12 +57,12 @@ def logs(
     if not rest:
         if part is not Part.ALL:
             raise ConfigError("--part is for a rollout", hint="name one: JOB/TASK/AGENT/ATTEMPT")
-        _job_log(job, follow, as_json)
+        _job_log(job, follow, json)
         return
-    if as_json:
+    if json:
         raise ConfigError("--json is for the events of a job", hint=f"`dayfly show {what} --json` for a rollout")
     files = [f for p, names in STREAMS.items() if part in (p, Part.ALL) for f in names]
-    _RolloutLog(job, rest, files).print(follow)
+    _RolloutLog(job, rest, files).put_all(follow)
 
 
 # --- a job ---------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class _RolloutLog:
         self.attempt_over = False
         self.printed: dict[tuple[str, str], int] = {}
 
-    def print(self, follow: bool) -> None:
+    def put_all(self, follow: bool) -> None:
         self._look()
         if self._going_on() is None and not (follow and self._to_come()):
             rollout = find_rollout(self.job, self.wanted)

@@ -41,7 +41,9 @@ def _escape(character: str) -> str:
 
 def styled(text: str, style: str = "") -> Text:
     """Text for rich that is never read as markup."""
-    return Text(visible(text), style=style)
+    made = Text(visible(text))
+    made.stylize(style)
+    return made
 
 
 def say(text: str = "") -> None:
@@ -84,22 +86,29 @@ def _json(value: Any, indent: int | None) -> str:
 def put_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], wrap: str | None = None) -> None:
     """Aligned columns on standard output; on a narrow terminal the column `wrap` goes over several lines.
 
-    In a pipe nothing is wrapped or cut.
+    Nothing is ever cut, and words stay whole, so that names and digests can be copied.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(header), header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(header), header_style="bold")
     for name in header:
-        table.add_column(name, no_wrap=name != wrap, overflow="fold", min_width=12 if name == wrap else None)
+        table.add_column(name, no_wrap=name != wrap, overflow="fold")
     for row in rows:
         table.add_row(*(styled(*((cell,) if isinstance(cell, str) else cell)) for cell in row))
-    put_rich(table)
+    _put_rich(table)
 
 
-def put_rich(renderable: Any) -> None:
-    """A table or text of rich on standard output."""
-    console = Console() if sys.stdout.isatty() else Console(width=100_000)
+def _put_rich(table: Table) -> None:
+    """A table of rich on standard output, as wide as the terminal unless its words need more."""
+    console = Console()
+    needed = console.measure(table, options=console.options.update(max_width=100_000))
+    console.width = max(terminal_columns(), needed.minimum, 1)
     with console.capture() as captured:
-        console.print(renderable)
+        console.print(table)
     _write(sys.stdout, "".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def terminal_columns() -> int:
+    """How wide the terminal at standard output is; very wide where there is none."""
+    return Console().width if sys.stdout.isatty() else 100_000
 
 
 def put_bytes(data: bytes) -> None:

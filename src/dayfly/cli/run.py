@@ -116,10 +116,10 @@ def run(
         DisplayChoice | None, typer.Option(help="Progress: redrawn, as lines, as JSON lines on stdout, or none.")
     ] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
     """Run every task with every agent, each rollout in its own VM. Exit 0 when all of them are graded."""
-    if as_json and display is DisplayChoice.JSON:
+    if json and display is DisplayChoice.JSON:
         raise ConfigError(
             "--json and --display json both want standard output",
             hint="--json prints one document at the end; --display json a line for each event and the result",
@@ -137,16 +137,16 @@ def run(
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     plan = _plan(what or [], agent or [], changes, resume, jobs_dir)
-    if dry_run and as_json:
+    if dry_run and json:
         put_json(_plan_answer(plan, resume))
     elif dry_run or resume or display is not DisplayChoice.NONE:
         _say_plan(plan, resume)
     refuse_drift(plan, accept_changes)
     if dry_run:
-        if not as_json:
+        if not json:
             _put_budgets(plan)
         return
-    form = _Form(display or DisplayChoice(default_display()), as_json)
+    form = _Form(display or DisplayChoice(default_display()), json)
     result = _do(plan, form)
     _finish(plan, result, form)
     raise typer.Exit(result.exit_code)

@@ -20,7 +20,7 @@ from dayfly.cli.common import (
     wanted_records,
 )
 from dayfly.cli.display import COLOURS
-from dayfly.cli.output import Cell, put, put_json, put_table, say
+from dayfly.cli.output import Cell, put, put_json, put_table, say, terminal_columns
 from dayfly.errors import DayflyError
 from dayfly.evidence import JobFolder, Problem, verify_folder
 from dayfly.evidence import list_jobs as list_job_ids
@@ -36,10 +36,10 @@ def register(app: typer.Typer) -> None:
 # --- list ----------------------------------------------------------------------------------------
 
 
-def list_jobs(jobs_dir: JobsDir = DEFAULT_JOBS_DIR, as_json: Json = False) -> None:
+def list_jobs(jobs_dir: JobsDir = DEFAULT_JOBS_DIR, json: Json = False) -> None:
     """List the jobs on file, newest last. A broken one is listed as such."""
     jobs = [_job_line(jobs_dir, job_id) for job_id in list_job_ids(jobs_dir)]
-    if as_json:
+    if json:
         put_json({"schema_version": 1, "jobs": jobs})
         return
     if not jobs:
@@ -106,7 +106,7 @@ def show(
     ],
     verify: Annotated[bool, typer.Option("--verify", help="Check every digest of the evidence.")] = False,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
     """Show a job's results, or everything known of one rollout. With --verify, exit 1 if evidence changed."""
     job, rest = find(jobs_dir, what)
@@ -124,13 +124,13 @@ def show(
         problems = {p.relative_to(job.path / "rollouts").as_posix(): verify_folder(p) for p in places}
         problems = {name: found for name, found in problems.items() if found}
         answer |= {"verified": not problems, "problems": {n: _words(f) for n, f in problems.items()}}
-    if as_json:
+    if json:
         put_json(answer)
     elif rest:
         _show_rollout(rollout)
     else:
         _show_job(job, summary, records, broken)
-    if verify and not as_json:
+    if verify and not json:
         _say_verified(len(places), problems)
     if problems:
         raise typer.Exit(1)
@@ -209,7 +209,8 @@ def _show_job(job: JobFolder, summary: JobSummary, records: list[RolloutRecord],
 
 def put_summary(summary: JobSummary) -> None:
     """The figures of a job: a row per agent, and what holds for all."""
-    put_table(HEADER, rows(summary), wrap="outcomes")
+    columns = len(HEADER) if terminal_columns() >= 110 else HEADER.index("median")  # times matter least
+    put_table(HEADER[:columns], (row[:columns] for row in rows(summary)), wrap="outcomes")
     for fact in facts(summary):
         put(fact)
 

@@ -1,0 +1,183 @@
+"""The program as a user meets it: in this process for what it prints, as a real one for signals and streams."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dayfly.cli import main
+
+TOML = """\
+schema_version = "1.4"
+[agent]
+{agent}
+[verifier]
+timeout_sec = 25
+[environment]
+docker_image = "fake/image"
+workdir = "/app"
+memory_mb = 256
+storage_mb = 128
+build_timeout_sec = 77
+[dayfly]
+verifier_class = "rebooted"
+"""
+PASS_IF_DONE = """\
+#!fake
+print judging
+write /logs/verifier/reward.txt 0
+expect /app/result.txt done
+write /logs/verifier/reward.txt 1
+"""
+SOLVE = "#!fake\nprint working\nwrite result.txt done\n"
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Exactly one JSON document."""
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("DAYFLY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def dayfly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run the program's entry point in this process."""
+
+    def call(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dayfly", *args])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capfd.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as exit:
+            code = exit.code or 0
+        out, err = capfd.readouterr()
+        return Done(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Callable[..., Path]:
+    def make(
+        name: str = "one", *, solve: str = SOLVE, test: str = PASS_IF_DONE, agent: str = "timeout_sec = 40"
+    ) -> Path:
+        folder = tmp_path / "tasks" / name
+        (folder / "environment").mkdir(parents=True)
+        (folder / "task.toml").write_text(TOML.format(agent=agent))
+        (folder / "instruction.md").write_text("Write `done` into result.txt.\n")
+        for path, text in (("solution/solve.sh", solve), ("tests/test.sh", test)):
+            (folder / path).parent.mkdir()
+            (folder / path).write_text(text)
+            (folder / path).chmod(0o755)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run_job(dayfly: Callable[..., Done]) -> Callable[..., str]:
+    """Run the tasks of this test on the fake hypervisor; returns the job's id."""
+
+    def run(*args: str) -> str:
+        done = dayfly("run", "tasks", "--hypervisor", "fake", "--json", "--display", "none", *args)
+        assert done.code in (0, 4), done.err
+        return str(done.json["id"])
+
+    return run
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start the program as a process of its own; none outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*args: str, **more: Any) -> subprocess.Popen[bytes]:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])} | streams.pop("env", {})
+        process = subprocess.Popen([sys.executable, "-m", "dayfly.cli", *args], cwd=tmp_path, env=env, **streams)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def on_terminal(start: Start) -> Callable[..., Done]:
+    """Run the program on a terminal of its own, so many columns wide."""
+
+    def call(columns: int, *args: str, env: dict[str, str] | None = None) -> Done:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        settings = {"TERM": "xterm", "CI": "", "COLUMNS": "", "NO_COLOR": ""} | (env or {})
+        process = start(*args, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # EIO: the program closed its side
+                break
+            if not chunk:
+                break
+            seen += chunk
+        os.close(ours)
+        return Done(process.wait(30), seen.decode("utf-8", "replace").replace("\r\n", "\n"), "")
+
+    return call
+
+
+def wait_until(what: Callable[[], Any], why: str) -> Any:
+    for _ in range(600):
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"never: {why}")
+
+
+@pytest.fixture
+def events_of(tmp_path: Path) -> Callable[[str], Path | None]:
+    """The event log of the only job, once it holds `text`."""
+
+    def look(text: str) -> Path | None:
+        for path in (tmp_path / "jobs").glob("*/events.jsonl"):
+            if text in path.read_text():
+                return path
+        return None
+
+    return lambda text: wait_until(lambda: look(text), text)
