@@ -1612,8 +1612,11 @@ static void set_memory_limits(void) {
     char path[128], limit[32], pids[32];
     struct sysinfo info;
     sysinfo(&info);
-    int64_t total = (int64_t)info.totalram * info.mem_unit, reserve = total / 16;
-    if (reserve < 32ll << 20) reserve = 32ll << 20; /* for the agent, its helpers and the kernel */
+    int64_t total = (int64_t)info.totalram * info.mem_unit, reserve = total / 8;
+    /* For the kernel, the agent and its helpers. With less the whole guest runs short before the workload reaches
+     * its limit, and instead of one killed process there is a guest that does nothing but re-read its programs. */
+    if (reserve < 48ll << 20) reserve = 48ll << 20;
+    if (reserve > 128ll << 20) reserve = 128ll << 20;
     g.memory_limit = total - reserve;
     int64_t processes = g.memory_limit / (256 * 1024);
     snprintf(limit, sizeof limit, "%lld", (long long)g.memory_limit);
@@ -1633,10 +1636,11 @@ static void make_cgroups(void) {
     make_cgroup(CGROUPS "/guest/work");
     make_cgroup(CGROUPS "/guest/verify");
     put_file(CGROUPS "/cgroup.subtree_control", "+memory +pids +cpu");
-    put_file(CGROUPS "/guest/cgroup.subtree_control", "+memory +pids");
+    put_file(CGROUPS "/guest/cgroup.subtree_control", "+memory +pids +cpu");
     make_cgroup_namespace();
-    put_file(CGROUPS "/guest/work/cgroup.subtree_control", "+memory +pids");
-    put_file(CGROUPS "/guest/verify/cgroup.subtree_control", "+memory +pids");
+    /* each program gets its share of the processor: a fork bomb is one program among others */
+    put_file(CGROUPS "/guest/work/cgroup.subtree_control", "+memory +pids +cpu");
+    put_file(CGROUPS "/guest/verify/cgroup.subtree_control", "+memory +pids +cpu");
     set_memory_limits();
 }
 
