@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import anyio.abc
@@ -46,8 +46,14 @@ from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
 from dayfly.rollout import Context, agent_limit_s, run_rollout
 
+if TYPE_CHECKING:
+    from dayfly.stores import Behind  # imports SQLAlchemy, which is slow
+
 OVERDUE_GRACE_S = 60.0
-"""How long a phase may overrun its limit before the watchdog speaks."""
+"""How long a phase may overrun its limit, or nothing may be under way, before the watchdog speaks."""
+WATCHDOG_INTERVAL_S = 5.0
+INDEX_GRACE_S = 30.0
+"""How long a finished job waits for its index."""
 
 Event = dict[str, Any]
 Observer = Callable[[Event], None]
@@ -182,9 +188,7 @@ def plan_new(job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
     return plan
 
 
-def plan_resume(
-    job_id: str, jobs_dir: Path, changed: JobFile | None = None, base_dir: Path | None = None
-) -> Plan:
+def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None, base_dir: Path | None = None) -> Plan:
     """The plan of what is missing in a job on file; `changed` is a job file, in `base_dir`, to go by instead."""
     folder = JobFolder.open(jobs_dir, job_id)
     with folder.lock():
@@ -385,6 +389,7 @@ class Run:
     in_flight: dict[str, InFlight] = field(default_factory=dict)
     records: list[RolloutRecord] = field(default_factory=list)
     interrupted: bool = False
+    _index: Behind | None = field(init=False, default=None)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl, and tell the display."""
@@ -406,8 +411,15 @@ class Run:
                 if self.own_signals:
                     await group.start(self._watch_signals, engine_scope)
                 group.start_soon(self._watchdog)
+                if self.store is not None:
+                    from dayfly.stores import Behind
+
+                    self._index = Behind(self.store, self.index_failed)
+                    group.start_soon(self._index.run)
                 with engine_scope:
                     await self._engine().run(plan.specs, self._run_one, self._done)
+                if self._index is not None:
+                    await self._index.finish(INDEX_GRACE_S)
                 group.cancel_scope.cancel()
             state = "cancelled" if self.interrupted else "finished"
             self.emit("job_" + state, job=plan.job_id, records=len(self.records))
@@ -463,13 +475,14 @@ class Run:
         for observer in self.observers:
             observer({"event": "phase", "rollout": spec.rollout_id, "phase": phase, **_names(spec)})
 
+    def index_failed(self, error: DayflyError) -> None:
+        """The files are the truth and the index can be rebuilt, so this stops no job."""
+        self.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+
     async def _done(self, record: RolloutRecord) -> None:
         self.records.append(record)
-        if self.store is not None:
-            try:
-                await anyio.to_thread.run_sync(self.store.add, record)
-            except DayflyError as error:  # the files are the truth; the index can be rebuilt
-                self.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+        if self._index is not None:
+            self._index.add(record)
         self.emit(
             "rollout_finished",
             rollout=record.rollout_id,
@@ -499,9 +512,14 @@ class Run:
     async def _watchdog(self) -> None:
         """Say what is in flight when a phase is over its limit: every wait has a bound, so this is a fault."""
         told: set[tuple[str, str]] = set()
+        busy_at, idle_told = time.monotonic(), False
         while True:
-            await anyio.sleep(5)
+            await anyio.sleep(WATCHDOG_INTERVAL_S)
             now = time.monotonic()
+            busy_at = now if self.in_flight else busy_at
+            if now - busy_at > OVERDUE_GRACE_S and not idle_told:
+                idle_told = True
+                self.emit("idle", seconds=round(now - busy_at, 1), left=self.plan.planned - len(self.records))
             for rollout_id, flight in self.in_flight.items():
                 overdue = now - flight.since > flight.limit_s + OVERDUE_GRACE_S
                 if overdue and (rollout_id, flight.phase) not in told:
@@ -554,8 +572,8 @@ async def run_job(
         run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
         try:
             run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
-        except DayflyError as error:  # the files are the truth; a broken index stops no job
-            run.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+        except DayflyError as error:
+            run.index_failed(error)
         try:
             return await run.go()
         except* DayflyError as group:

@@ -253,6 +253,12 @@ class Engine(Protocol):
 class Store(Protocol):
     """An index over the job folders; it can be rebuilt from them at any time."""
 
-    def add(self, record: RolloutRecord) -> None: ...
+    def add(self, record: RolloutRecord) -> None:
+        """Take in a rollout; one of the same attempt is replaced. May be called from several threads."""
+        ...
+
+    def add_many(self, records: Iterable[RolloutRecord]) -> int:
+        """The same for many, which is cheaper; returns how many."""
+        ...
 
     def query(self, job_id: str | None = None) -> list[RolloutRecord]: ...

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -322,8 +322,8 @@ async def _let_agent_work(p: Progress, vm: Vm, task: Task) -> AgentResult:
         async with p.in_phase("agent", limit_s + AGENT_STOP_GRACE_S):
             with anyio.move_on_after(limit_s + AGENT_STOP_GRACE_S / 2) as overrun:
                 result = await p.context.make_agent(p.spec).run(vm, task, p.record, limit_s)
-            if overrun.cancelled_caught:
-                result = AgentResult(exit_code=None, timed_out=True, message="did not stop at its limit")
+            if overrun.cancel_called:  # also when it went on all the same, and then returned
+                result = replace(result, timed_out=True, message="did not stop at its limit")
     except AgentError as error:
         p.fail(Outcome.AGENT_ERROR, error)
     await vm.freeze()

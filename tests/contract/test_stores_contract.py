@@ -32,6 +32,9 @@ class InMemory:
             self.records = [r for r in self.records if (r.job_id, r.key) != (record.job_id, record.key)]
         self.records.append(record)
 
+    def add_many(self, records):
+        return sum(1 for record in records if self.add(record) is None)
+
     def query(self, job_id=None):
         found = [r for r in self.records if job_id in (None, r.job_id)]
         return sorted(found, key=lambda r: (r.job_id, r.task, r.agent, r.attempt)) if self.order else found

@@ -3,6 +3,7 @@
 Importing this imports SQLAlchemy; `dayfly.evidence` does not.
 """
 
+from dayfly.stores.behind import Behind
 from dayfly.stores.sql import INDEX_NAME, JobRow, Reindexed, SqlStore
 
-__all__ = ["INDEX_NAME", "JobRow", "Reindexed", "SqlStore"]
+__all__ = ["INDEX_NAME", "Behind", "JobRow", "Reindexed", "SqlStore"]

@@ -26,6 +26,7 @@ def check_store(open_store: Callable[[], AbstractContextManager[Store]]) -> None
         _gives_back_what_it_was_given(store, job)
         _replaces_an_attempt(store, job)
         _keeps_jobs_apart(store, job, other)
+        _takes_many_at_once(store, new_job_id())
         _takes_records_from_many_threads(store, new_job_id())
     with open_store() as again:
         expect(len(again.query(job)) == 4, "what was added is not there when the store is opened again")
@@ -75,6 +76,13 @@ def _keeps_jobs_apart(store: Store, job: str, other: str) -> None:
     expect([r.job_id for r in store.query(other)] == [other], "the rollouts of two jobs are mixed")
     everything = {r.job_id for r in store.query()}
     expect({job, other} <= everything, "without a job's id not all jobs are given")
+
+
+def _takes_many_at_once(store: Store, job: str) -> None:
+    records = [sample_record(sample_spec(a, job_id=job)) for a in range(1, 3001)]
+    expect(store.add_many(iter(records)) == len(records), "add_many() does not say how many it took")
+    expect(store.add_many([]) == 0, "add_many() of nothing took something")
+    expect(store.query(job) == records, "what was added at once does not come back")
 
 
 def _takes_records_from_many_threads(store: Store, job: str) -> None:
