@@ -22,22 +22,21 @@ def test_sql_store_is_a_store(tmp_path):
 
 
 class InMemory:
-    """A list; each flag is one way to be wrong."""
+    """A table in memory; each flag is one way to be wrong."""
 
     def __init__(self, *, replace: bool = True, order: bool = True) -> None:
-        self.records, self.replace, self.order = [], replace, order
+        self.records, self.replace, self.order = {}, replace, order
 
     def add(self, record):
-        if self.replace:
-            self.records = [r for r in self.records if (r.job_id, r.key) != (record.job_id, record.key)]
-        self.records.append(record)
+        place = (record.job_id, record.task, record.agent, record.attempt)
+        self.records[place if self.replace else (*place, len(self.records))] = record
 
     def add_many(self, records):
         return sum(1 for record in records if self.add(record) is None)
 
     def query(self, job_id=None):
-        found = [r for r in self.records if job_id in (None, r.job_id)]
-        return sorted(found, key=lambda r: (r.job_id, r.task, r.agent, r.attempt)) if self.order else found
+        places = sorted(self.records) if self.order else list(self.records)
+        return [self.records[p] for p in places if job_id in (None, p[0])]
 
 
 @pytest.mark.parametrize(
