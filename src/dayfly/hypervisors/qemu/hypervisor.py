@@ -36,8 +36,8 @@ class QemuHypervisor:
 
     def __init__(self, settings: QemuSettings | None = None) -> None:
         self.settings = settings or QemuSettings()
-        self.templates = TemplateStore(self.settings.cache / "templates")
-        self._run = self.settings.cache / "run"
+        self.templates = TemplateStore(self.settings.templates_folder)
+        self._run = self.settings.run_folder
         self._looking = threading.Lock()
         self._accelerator: Literal["kvm", "tcg"] | None = None
         self._host: Host | None = None
@@ -86,6 +86,10 @@ class QemuHypervisor:
                     self.settings.boot_timeout_s,
                 )
             return self._ready[digest]
+
+    def ready_template(self, machine: Machine) -> Template:
+        """The template that `prepare` made or loaded, for the benchmark's reference; it stays ours."""
+        return self._ready[key_digest(self.host().template_parts(machine))]
 
     def close(self) -> None:
         """Give back the memory of the templates. The hypervisor can be used again."""

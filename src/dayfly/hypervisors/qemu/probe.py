@@ -88,7 +88,7 @@ def _probe(settings: QemuSettings) -> KvmProbe:
         kernel = open_in(stack, image, os.O_RDONLY)
         initrd = memory_file(stack, "dayfly-probe")
         os.write(initrd, make_initramfs(b"#!/no\n", []))
-        uids = Uids(settings.cache / "run")
+        uids = Uids(settings.run_folder)
         stack.callback(uids.close)
         lifetime_s = PROBE_TIMEOUT_S + 2
         confined = chain(

@@ -43,5 +43,15 @@ class QemuSettings:
         return self.cache_dir or default_cache_dir()
 
     @property
+    def run_folder(self) -> Path:
+        """Where owners of running VMs are; `owner.sweep` takes it."""
+        return self.cache / "run"
+
+    @property
+    def templates_folder(self) -> Path:
+        """For `TemplateStore`."""
+        return self.cache / "templates"
+
+    @property
     def qemu_name(self) -> str:
         return self.qemu or f"qemu-system-{self.architecture}"
