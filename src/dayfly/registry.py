@@ -2,6 +2,9 @@
 
 Entry point groups: `dayfly.agents` (class with `from_options(options, base_dir)`) and `dayfly.hypervisors`
 (callable taking `HypervisorSettings`). Nothing is imported before it is asked for.
+
+Modules are found where Python finds them: installed, or on PYTHONPATH. The job file's folder is not added, so
+that a file lying there cannot take the place of a module of the host.
 """
 
 from __future__ import annotations
@@ -41,10 +44,31 @@ class HypervisorSettings:
 
 def _load(path: str, what: str) -> Any:
     module, _, name = path.partition(":")
+    if module.endswith(".py") or "/" in module:
+        raise ConfigError(
+            f"{what} {path!r} names a file",
+            hint="write package.module:Name; an async function in a file is `kind: function`, "
+            "`options: {function: path/to/file.py:name}`",
+        )
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ConfigError(f"{what} {path!r} cannot be loaded", hint="write it as package.module:Name")
+    return _imported(lambda: getattr(importlib.import_module(module), name), path, what)
+
+
+def _imported(load: Callable[[], Any], path: str, what: str) -> Any:
+    """What `load` imports. A module that fails while it is imported is the writer's affair: `ConfigError`."""
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"{what} {path!r} cannot be loaded: {e}", hint="write it as package.module:Name") from e
+        return load()
+    except ImportError as e:
+        raise ConfigError(
+            f"{what} {path!r} cannot be loaded: {e}", hint="install the package, or set PYTHONPATH to its folder"
+        ) from e
+    except AttributeError as e:
+        raise ConfigError(f"{what} {path!r} cannot be loaded: {e}", hint="check the name after the colon") from e
+    except (Exception, SystemExit) as e:
+        raise ConfigError(
+            f"{what} {path!r} cannot be loaded: {type(e).__name__}: {e}", hint="mend the module"
+        ) from e
 
 
 def _find(name: str, known: dict[str, str], group: str, what: str) -> Any:
@@ -52,7 +76,7 @@ def _find(name: str, known: dict[str, str], group: str, what: str) -> Any:
         return _load(known[name], what)
     for point in entry_points(group=group):
         if point.name == name:
-            return point.load()
+            return _imported(point.load, point.value, what)
     if ":" in name:
         return _load(name, what)
     near = get_close_matches(name, known, n=1)
@@ -64,7 +88,13 @@ def _find(name: str, known: dict[str, str], group: str, what: str) -> Any:
 
 def make_agent(spec: AgentSpec, base_dir: Path) -> Agent:
     """The agent that a spec names. Raises `ConfigError` for an unknown name or option."""
-    return cast("Agent", _find(spec.kind, AGENTS, "dayfly.agents", "agent").from_options(spec.options, base_dir))
+    found = _find(spec.kind, AGENTS, "dayfly.agents", "agent")
+    if not hasattr(found, "from_options"):
+        raise ConfigError(
+            f"agent {spec.kind!r} has no from_options(options, base_dir)",
+            hint="see dayfly.protocols.Agent; an async function is `kind: function`",
+        )
+    return cast("Agent", found.from_options(spec.options, base_dir))
 
 
 def make_verifier(task: Task) -> Verifier:
