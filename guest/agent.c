@@ -2044,7 +2044,7 @@ static void add_sizes(struct buffer *b) {
     add_number(b, "memory_limit", g.memory_limit);
     add_number(b, "memory_total", (int64_t)info.totalram * info.mem_unit);
     add_number(b, "disk_size", (int64_t)(fs.f_blocks * fs.f_frsize));
-    add_number(b, "disk_free", (int64_t)(fs.f_bfree * fs.f_frsize));
+    add_number(b, "disk_free", (int64_t)(fs.f_bavail * fs.f_frsize));
 }
 
 static void do_setup(uint32_t id, const struct fields *f) {
