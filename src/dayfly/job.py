@@ -45,6 +45,7 @@ from dayfly.model import (
 from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
 from dayfly.rollout import Context, agent_limit_s, run_rollout
+from dayfly.sharing import Sharing
 
 if TYPE_CHECKING:
     from dayfly.stores import Behind  # imports SQLAlchemy, which is slow
@@ -390,6 +391,7 @@ class Run:
     records: list[RolloutRecord] = field(default_factory=list)
     interrupted: bool = False
     _index: Behind | None = field(init=False, default=None)
+    _sharing: Sharing = field(init=False, default_factory=Sharing)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl, and tell the display."""
@@ -402,7 +404,7 @@ class Run:
         """Do what the plan lists as missing. Returns when all of it is durable, or the job was interrupted."""
         started = time.monotonic()
         plan = self.plan
-        self.records = list(plan.done)
+        self.records = [self._sharing.share(r) for r in plan.done]
         with self.folder.lock():
             self.folder.recover()
             self.emit("job_started", job=plan.job_id, planned=plan.planned, done=len(plan.done))
@@ -480,7 +482,7 @@ class Run:
         self.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
 
     async def _done(self, record: RolloutRecord) -> None:
-        self.records.append(record)
+        self.records.append(self._sharing.share(record))
         if self._index is not None:
             self._index.add(record)
         self.emit(
