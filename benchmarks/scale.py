@@ -2,8 +2,9 @@
 
     python benchmarks/scale.py [--sizes 1000,3000,10000] [--json]
 
-Prints seconds and peak memory for each size, and the growth of the cost per rollout from the smallest to the
-largest. Everything but the VM is real: plan, admission, evidence with fsync, seal, rename, index.
+Prints seconds and peak memory for each size, and from the smallest to the largest the growth of the cost per
+rollout and the memory that 1,000 more rollouts take. Everything but the VM is real: plan, admission, evidence
+with fsync, seal, rename, index.
 """
 
 from __future__ import annotations
@@ -75,6 +76,12 @@ def one_size(count: int) -> None:
     print(json.dumps({"rollouts": count, "seconds": seconds, "peak_mib": peak_mib}))
 
 
+def mib_per_1000(rows: list[dict[str, float]]) -> float | None:
+    """The slope of peak memory between the smallest and the largest job; None for one size."""
+    more = rows[-1]["rollouts"] - rows[0]["rollouts"]
+    return (rows[-1]["peak_mib"] - rows[0]["peak_mib"]) / more * 1000 if more else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1000,3000,10000")
@@ -95,7 +102,7 @@ def main() -> None:
         "rows": rows,
         "seconds_per_1000": per_1000,
         "cost_growth": per_1000[-1] / per_1000[0],
-        "memory_growth": rows[-1]["peak_mib"] / rows[0]["peak_mib"],
+        "mib_per_1000": mib_per_1000(rows),
     }
     if args.json:
         print(json.dumps(answer, indent=2))
@@ -104,6 +111,8 @@ def main() -> None:
         line = f"{row['rollouts']:>7} rollouts  {row['seconds']:8.1f} s  {cost:7.2f} s per 1,000"
         print(f"{line}  {row['peak_mib']:6.0f} MiB peak")
     print(f"cost per rollout, largest ÷ smallest: {answer['cost_growth']:.2f}")
+    if answer["mib_per_1000"] is not None:
+        print(f"memory for 1,000 more rollouts: {answer['mib_per_1000']:.1f} MiB")
 
 
 if __name__ == "__main__":

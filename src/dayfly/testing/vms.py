@@ -171,6 +171,8 @@ async def says_what_it_is(bench: Bench) -> None:
         expect(
             vm.info.isolation == bench.hypervisor.isolation, "VM and hypervisor name different isolation classes"
         )
+        if bench.running is not None:
+            expect(bench.running({vm.info.id}) > 0, "a VM that runs is not among those counted from outside")
         if vm.info.how == "fork":
             expect(vm.info.template == first, "VmInfo.template is not what prepare() returned")
         stats = await vm.stats()
