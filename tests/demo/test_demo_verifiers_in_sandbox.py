@@ -120,8 +120,10 @@ NEARLY_RIGHT = {
         " --bind 127.0.0.1 >/dev/null 2>&1 </dev/null &) ; sleep 1",
         "one client at a time": "sed 's/Threading//' /solution/server.py >s.py;"
         " (setsid python3 s.py >/dev/null 2>&1 </dev/null &) ; sleep 1",
-        "never wrong": 'sed \'s/"-?\\[0-9\\]+"/".*"/; s/sum(map(int, numbers))/3/\''
-        " /solution/server.py >s.py; (setsid python3 s.py >/dev/null 2>&1 </dev/null &) ; sleep 1",
+        "always the same": "sed 's/int(numbers.1.) + int(numbers.2.)/3/' /solution/server.py >s.py; "
+        "grep -q ': 3}' s.py; (setsid python3 s.py >/dev/null 2>&1 </dev/null &) ; sleep 1",
+        "never says 400": "sed 's/return 400/return 200/' /solution/server.py >s.py;"
+        " (setsid python3 s.py >/dev/null 2>&1 </dev/null &) ; sleep 1",
     },
     "write-shell-tool": {
         "not executable": SOLVED + "chmod 644 topwords",

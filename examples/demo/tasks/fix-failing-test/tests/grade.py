@@ -13,6 +13,9 @@ sys.path.append("/usr/lib/python3/dist-packages")  # -S leaves out where Debian 
 
 import grading
 
+# Built-in plugins that take time or act on what lies around.
+UNNEEDED = "cacheprovider stepwise doctest nose unittest junitxml pastebin logging faulthandler debugging"
+
 
 def judge():
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -25,7 +28,9 @@ def judge():
         file.write("[pytest]\npython_files = sealed_*.py sentinel.py\n")
     report = Report()
     options = ["-q", "-c", "/tests/sealed.ini", "--rootdir=/tests", "--noconftest", "--strict-markers"]
-    options += ["-p", "no:cacheprovider", "--tb=line", "--import-mode=importlib"]
+    options += ["--tb=line", "--import-mode=importlib", "--assert=plain"]
+    for unneeded in UNNEEDED.split():
+        options += ["-p", f"no:{unneeded}"]
     pytest.main([*options, "/tests/sealed_money.py", "/tests/sentinel.py"], plugins=[report])
     return {"reward": int(all_passed(report.outcomes, sentinel))}
 

@@ -3,6 +3,7 @@
 set -eu
 rm -f /app/shop.db
 sqlite3 -batch -bail /app/shop.db <<'SQL'
+PRAGMA synchronous = OFF; -- for this connection only
 BEGIN;
 PRAGMA user_version = 1;
 CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, email TEXT, item TEXT, price TEXT);

@@ -3,6 +3,7 @@
 set -eu
 rm -f /app/library.db
 sqlite3 -batch -bail /app/library.db <<'SQL'
+PRAGMA synchronous = OFF; -- for this connection only
 BEGIN;
 CREATE TABLE branch (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
 CREATE TABLE member (id INTEGER PRIMARY KEY, name TEXT NOT NULL, home_branch INTEGER REFERENCES branch (id));

@@ -13,10 +13,10 @@ import grading
 READ = """
 set -e
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null
-git init -q --bare --template= fixed
+mkdir -p fixed/objects fixed/refs
 cd fixed
-git config fetch.fsckObjects true
-git fetch -q ../fixed.bundle '+refs/*:refs/*'
+echo 'ref: refs/heads/main' >HEAD
+git -c fetch.fsckObjects=true fetch -q ../fixed.bundle '+refs/*:refs/*'
 git for-each-ref '--format=%(refname)'
 echo ---
 git log --reverse --topo-order --format='%T|%an <%ae>|%aI|%B|' refs/heads/main

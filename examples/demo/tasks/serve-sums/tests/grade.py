@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import grading
 
 ADDRESS = ("127.0.0.1", 8080)
-START_S = 5.0
+START_S = 2.0
 ANSWER_S = 10.0
 
 
