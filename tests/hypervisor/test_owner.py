@@ -44,8 +44,8 @@ def test_a_sweep_ends_what_a_killed_controller_left_and_may_be_repeated(tmp_path
     popen.communicate(timeout=20)  # type: ignore[attr-defined]
     assert len(processes_of(identity)) == 2
     swept = sweep(tmp_path)
-    assert (swept.owners, swept.processes) == (1, 2)
-    assert processes_of(identity) == set()
+    assert (swept.owners, swept.processes, swept.vms) == (1, 2, ("vm-0", "vm-1"))
+    assert processes_of(identity) == {}
     assert list(tmp_path.iterdir()) == []
     assert sweep(tmp_path).owners == 0
 

@@ -220,9 +220,9 @@ async def test_nothing_is_left_of_a_vm(hypervisor: QemuHypervisor, disk: Disk, o
             assert len(group) >= 3
             owner = re.search(r"dayfly:(\w+):", " ".join(vm.info.argv))
             assert owner
-            assert processes_of(owner[1]) == set(group)
+            assert set(processes_of(owner[1])) == set(group)
         assert [pid for pid in group if _alive(pid)] == []
-        assert processes_of(owner[1]) == set()
+        assert processes_of(owner[1]) == {}
         assert not (hypervisor.settings.cache / "run" / owner[1]).exists()
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
 

@@ -142,34 +142,34 @@ class QemuHypervisor:
     ) -> AsyncIterator[QemuVm]:
         """One try at a VM: a QEMU process, the clone handshake, the set-up."""
         started = time.monotonic()
-        with ExitStack() as stack:
-            owner = stack.enter_context(self._ownership())
-            given = await anyio.to_thread.run_sync(
-                _open_for_vm, stack, self.settings.cache, host, disk, machine, options, template
-            )
-            argv = self._command(stack, host, machine, given, owner.name(options.vm_id), options.lifetime_s)
-            console = stack.enter_context(_kept_console(options.console))
-            async with (
-                running_vmm(argv, given.sockets, given.inherit, timeout_s=options.boot_timeout_s) as vmm,
-                connect_guest(vmm) as vm,
-            ):
-                console.append(vmm.console)
-                if given.state is not None:
-                    await vmm.restore(given.state)
-                clock_error_s = await confirm(vmm, vm, disk, options, booted=template is None)
-                vm.begin(
-                    VmInfo(
-                        id=options.vm_id,
-                        isolation=host.platform.accelerator,
-                        how="boot" if template is None else "fork",
-                        template="" if template is None else template.digest,
-                        template_age_s=0.0 if template is None else time.time() - template.created_unix,
-                        start_s=time.monotonic() - started,
-                        clock_error_s=clock_error_s,
-                        argv=tuple(argv),
-                    )
+        async with self._ownership() as owner:
+            with ExitStack() as stack:
+                given = await anyio.to_thread.run_sync(
+                    _open_for_vm, stack, self.settings.cache, host, disk, machine, options, template
                 )
-                yield vm
+                argv = self._command(stack, host, machine, given, owner.name(options.vm_id), options.lifetime_s)
+                console = stack.enter_context(_kept_console(options.console))
+                async with (
+                    running_vmm(argv, given.sockets, given.inherit, timeout_s=options.boot_timeout_s) as vmm,
+                    connect_guest(vmm) as vm,
+                ):
+                    console.append(vmm.console)
+                    if given.state is not None:
+                        await vmm.restore(given.state)
+                    clock_error_s = await confirm(vmm, vm, disk, options, booted=template is None)
+                    vm.begin(
+                        VmInfo(
+                            id=options.vm_id,
+                            isolation=host.platform.accelerator,
+                            how="boot" if template is None else "fork",
+                            template="" if template is None else template.digest,
+                            template_age_s=0.0 if template is None else time.time() - template.created_unix,
+                            start_s=time.monotonic() - started,
+                            clock_error_s=clock_error_s,
+                            argv=tuple(argv),
+                        )
+                    )
+                    yield vm
 
     def _command(
         self, stack: ExitStack, host: Host, machine: Machine, given: Given, name: str, lifetime_s: float
@@ -192,15 +192,17 @@ class QemuHypervisor:
             *given.start_from,
         ]
 
-    @contextmanager
-    def _ownership(self) -> Iterator[Owner]:
+    @asynccontextmanager
+    async def _ownership(self) -> AsyncIterator[Owner]:
         """This process's mark in the cache, there as long as a VM of ours is; the first sweeps what others left."""
         if self._owner is None:
-            sweep(self._run)
+            await anyio.to_thread.run_sync(sweep, self._run)
+        if self._owner is None:
             self._owner = claim(self._run)
+        owner = self._owner
         self._running += 1
         try:
-            yield self._owner
+            yield owner
         finally:
             self._running -= 1
             if self._running == 0:
@@ -210,13 +212,13 @@ class QemuHypervisor:
     async def _build_template(self, host: Host, machine: Machine, ram: int, state: int) -> None:
         """Boot to the waiting agent with blank disks, save, and end. Nothing of a task is in here."""
         timeout_s = self.settings.boot_timeout_s
-        with ExitStack() as stack:
-            owner = stack.enter_context(self._ownership())
-            given = _open_for_template(stack, host, ram)
-            argv = self._command(stack, host, machine, given, owner.name("template"), 2 * timeout_s + 10)
-            async with running_vmm(argv, given.sockets, given.inherit, timeout_s=timeout_s) as vmm:
-                await wait_until_waiting(vmm, timeout_s)
-                await vmm.save(state)
+        async with self._ownership() as owner:
+            with ExitStack() as stack:
+                given = _open_for_template(stack, host, ram)
+                argv = self._command(stack, host, machine, given, owner.name("template"), 2 * timeout_s + 10)
+                async with running_vmm(argv, given.sockets, given.inherit, timeout_s=timeout_s) as vmm:
+                    await wait_until_waiting(vmm, timeout_s)
+                    await vmm.save(state)
 
 
 @dataclass(frozen=True)

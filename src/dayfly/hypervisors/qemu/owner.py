@@ -62,6 +62,8 @@ class Swept:
     """Folders of dead controllers removed."""
     processes: int = 0
     """Processes of theirs killed and seen gone."""
+    vms: tuple[str, ...] = ()
+    """The ids of the VMs that those belonged to."""
 
 
 def sweep(run: Path) -> Swept:
@@ -69,7 +71,8 @@ def sweep(run: Path) -> Swept:
 
     Raises `HostError` when a process does not go away.
     """
-    owners = processes = 0
+    owners, processes = 0, 0
+    vms: set[str] = set()
     for folder in sorted(run.glob("*")):
         if not folder.is_dir():
             continue
@@ -80,17 +83,19 @@ def sweep(run: Path) -> Swept:
         if lock is None:
             continue
         try:
-            processes += _kill_all(identity)
+            killed = _kill_all(identity)
+            processes += len(killed)
+            vms |= set(killed.values())
             shutil.rmtree(folder, ignore_errors=True)
             owners += 1
         finally:
             os.close(lock)
-    return Swept(owners, processes)
+    return Swept(owners, processes, tuple(sorted(vms)))
 
 
-def _kill_all(identity: str) -> int:
-    """Kill every process that carries the owner's mark, and wait until none is there."""
-    killed: set[int] = set()
+def _kill_all(identity: str) -> dict[int, str]:
+    """Kill every process that carries the owner's mark, and wait until none is there; pid → VM id."""
+    killed: dict[int, str] = {}
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
     while pids := processes_of(identity):
         if time.monotonic() > deadline:
@@ -104,16 +109,17 @@ def _kill_all(identity: str) -> int:
                 os.kill(pid, signal.SIGKILL)
         killed |= pids
         time.sleep(0.01)
-    return len(killed)
+    return killed
 
 
-def processes_of(identity: str) -> set[int]:
-    """Processes (not zombies, which have no command line) started for the VMs of an owner."""
+def processes_of(identity: str) -> dict[int, str]:
+    """Processes (not zombies, which have no command line) started for the VMs of an owner: pid → VM id."""
     mark = f"{NAME_PREFIX}:{identity}:".encode()
-    found = set()
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             # as an argument of its own: an editor that shows such a name is not meant
-            if any(a.startswith(mark) for a in (folder / "cmdline").read_bytes().split(b"\x00")):
-                found.add(int(folder.name))
+            for argument in (folder / "cmdline").read_bytes().split(b"\x00"):
+                if argument.startswith(mark):
+                    found[int(folder.name)] = os.fsdecode(argument[len(mark) :])
     return found

@@ -138,6 +138,7 @@ class TemplateStore:
             "created_unix": time.time(),
         }
         (stage / "meta.json").write_text(json.dumps(meta, indent=1))
+        shutil.rmtree(self._path(digest), ignore_errors=True)
         stage.rename(self._path(digest))
 
     def _load(self, digest: str) -> Template | None:
@@ -145,9 +146,7 @@ class TemplateStore:
         folder = self._path(digest)
         if not folder.is_dir():
             return None
-        lock = try_lock(self._path(digest, ".use"), shared=True)
-        if lock is None:
-            return None  # being pruned just now
+        lock = self._lock_for_use(digest)
         opened = [lock]
         try:
             meta = json.loads((folder / "meta.json").read_bytes())
@@ -161,6 +160,15 @@ class TemplateStore:
             return None
         os.utime(lock)
         return Template(digest, opened[1], opened[2], created, lock)
+
+    def _lock_for_use(self, digest: str) -> int:
+        """Shared. `prune` is kept away by the build lock, which we hold; `listing` only looks for a moment."""
+        for _ in range(500):
+            fd = try_lock(self._path(digest, ".use"), shared=True)
+            if fd is not None:
+                return fd
+            time.sleep(0.01)
+        raise HostError(f"the template {digest} stays locked", hint="run `dayfly gc`", cause="lock_timeout")
 
     def listing(self) -> list[TemplateInfo]:
         """What is in the cache, most recently used first."""
