@@ -198,18 +198,6 @@ static bool write_all(int fd, const void *data, size_t length) {
     return true;
 }
 
-static bool read_all(int fd, void *data, size_t length) {
-    uint8_t *p = data;
-    while (length > 0) {
-        ssize_t n = read(fd, p, length);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        p += n;
-        length -= (size_t)n;
-    }
-    return true;
-}
-
 static bool put_file(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) return false;
@@ -696,7 +684,8 @@ struct archive {
     struct sha256 digest;
     uint64_t files, bytes;
     uint64_t max_files, max_bytes, max_file_bytes, max_depth; /* reading from the guest only */
-    uint8_t *chunk; /* CHUNK bytes */
+    uint8_t *chunk, *read; /* CHUNK bytes each: one piece of a file; what came and is still to be parsed */
+    size_t read_at, read_end;
     struct buffer out;
 };
 
@@ -704,7 +693,8 @@ static void archive_start(struct archive *a, int fd) {
     memset(a, 0, sizeof *a);
     a->fd = fd;
     a->chunk = malloc(CHUNK);
-    if (a->chunk == NULL) refuse("no_memory", "out of memory");
+    a->read = malloc(CHUNK);
+    if (a->chunk == NULL || a->read == NULL) refuse("no_memory", "out of memory");
     sha256_start(&a->digest);
 }
 
@@ -724,7 +714,21 @@ static void hash_entry(struct archive *a, const struct entry *e) {
 /* --- reading an archive: put --- */
 
 static void need(struct archive *a, void *data, size_t length) {
-    if (!read_all(a->fd, data, length)) refuse("broken_archive", "the archive ends in the middle");
+    uint8_t *to = data;
+    while (length > 0) {
+        if (a->read_at == a->read_end) {
+            ssize_t n = read(a->fd, a->read, CHUNK);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0) refuse("broken_archive", "the archive ends in the middle");
+            a->read_at = 0;
+            a->read_end = (size_t)n;
+        }
+        size_t take = a->read_end - a->read_at < length ? a->read_end - a->read_at : length;
+        memcpy(to, a->read + a->read_at, take);
+        a->read_at += take;
+        to += take;
+        length -= take;
+    }
 }
 
 static void read_entry(struct archive *a, struct entry *e) {
@@ -772,18 +776,22 @@ static bool clear_way(int at, const char *name) {
     refuse_errno(name);
 }
 
-static void set_owner_and_time(int at, const char *name, const struct entry *e, const struct user *owner) {
+/* Owner, mode and time of an open file, or of the link or folder `name` (then `fd` is its parent). Each call costs
+ * as much as all the rest of a small file, so those that would change nothing are left out. */
+static void set_owner_and_time(int fd, const char *name, const struct entry *e, const struct user *owner) {
     uid_t uid = e->uid == NOBODY ? owner->uid : e->uid;
     gid_t gid = e->gid == NOBODY ? owner->gid : e->gid;
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {e->mtime_ns / 1000000000, e->mtime_ns % 1000000000}};
-    if (!g.plain && fchownat(at, name, uid, gid, AT_SYMLINK_NOFOLLOW) < 0) refuse_errno(name);
+    bool file = e->kind == A_FILE, chown = !g.plain && (uid != 0 || gid != 0 || !file);
+    if (chown && fchownat(fd, file ? "" : name, uid, gid, AT_SYMLINK_NOFOLLOW | (file ? AT_EMPTY_PATH : 0)) < 0) refuse_errno(name);
     /* after chown, which clears the set-uid bits */
-    if (e->kind != A_LINK && fchmodat(at, name, e->mode & 07777, 0) < 0) refuse_errno(name);
-    if (utimensat(at, name, times, AT_SYMLINK_NOFOLLOW) < 0) refuse_errno(name);
+    if (file && (chown || e->mode & 07000) && fchmod(fd, e->mode & 07777) < 0) refuse_errno(name);
+    if (e->kind == A_DIR && fchmodat(fd, name, e->mode & 07777, 0) < 0) refuse_errno(name);
+    if ((file ? futimens(fd, times) : utimensat(fd, name, times, AT_SYMLINK_NOFOLLOW)) < 0) refuse_errno(name);
 }
 
 static void receive_content(struct archive *a, int fd, const char *name) {
-    for (;;) {
+    for (uint64_t end = 0;;) {
         uint8_t head[PIECE];
         need(a, head, PIECE);
         uint64_t offset = get_le(head, 8);
@@ -793,7 +801,7 @@ static void receive_content(struct archive *a, int fd, const char *name) {
         sha256_add(&a->digest, head, PIECE);
         sha256_add(&a->digest, a->chunk, length);
         if (length == 0) {
-            if (ftruncate(fd, (off_t)offset) < 0) refuse_errno(name);
+            if (offset != end && ftruncate(fd, (off_t)offset) < 0) refuse_errno(name);
             a->bytes += offset;
             return;
         }
@@ -802,14 +810,21 @@ static void receive_content(struct archive *a, int fd, const char *name) {
             if (n <= 0) refuse_errno(name);
             done += (size_t)n;
         }
+        end = offset + length;
     }
 }
 
-static void receive_file(struct archive *a, int at, const char *name) {
-    bool fresh = clear_way(at, name);
-    int fd = openat(at, name, fresh ? O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC : O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+static void receive_file(struct archive *a, int at, const char *name, const struct entry *e, const struct user *owner) {
+    int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(at, name, flags, e->mode & 0777);
+    if (fd < 0 && errno == EEXIST) {
+        bool gone = clear_way(at, name);
+        fd = openat(at, name, gone ? flags : O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, e->mode & 0777);
+        if (fd >= 0 && !gone) fchmod(fd, e->mode & 0777);
+    }
     if (fd < 0) refuse_errno(name);
     receive_content(a, fd, name);
+    set_owner_and_time(fd, name, e, owner);
     if (close(fd) < 0) refuse_errno(name);
     a->files++;
 }
@@ -828,14 +843,14 @@ static void receive_entry(struct archive *a, int root, const struct entry *e, co
     int at = open_parent(root, e->path, &name);
     if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) refuse("broken_archive", "bad name in the archive");
     switch (e->kind) {
-    case A_FILE: receive_file(a, at, name); break;
+    case A_FILE: receive_file(a, at, name, e, owner); break;
     case A_DIR: receive_folder(at, name); break;
     case A_LINK:
         if (!clear_way(at, name) || symlinkat(e->target, at, name) < 0) refuse_errno(name);
         break;
     default: refuse("broken_archive", "unknown kind of entry in the archive");
     }
-    if (e->kind != A_DIR) set_owner_and_time(at, name, e, owner);
+    if (e->kind == A_LINK) set_owner_and_time(at, name, e, owner);
     close(at);
 }
 

@@ -335,11 +335,14 @@ class ArchiveReceiver:
         if entry.kind == SKIPPED:
             self._note_skipped(name)
             return
+        if entry.kind == LINK and not is_inside(entry.path, entry.target):
+            self._note_skipped(name)
+            return
         self.entries[name] = EntryMeta(mode=entry.mode & 0o7777, uid=entry.uid, gid=entry.gid)
         if entry.kind == DIR:
             self._make_folder(entry.path)
         elif entry.kind == LINK:
-            self._keep_link(entry)
+            self._links.append((entry.path, entry.target))
         else:
             yield from self._file(entry)
 
@@ -482,12 +485,6 @@ class ArchiveReceiver:
         except OSError as error:
             raise self._cannot_write(b"a file", error) from error
         self.bytes += size
-
-    def _keep_link(self, entry: Entry) -> None:
-        if is_inside(entry.path, entry.target):
-            self._links.append((entry.path, entry.target))
-        else:
-            self._note_skipped(text_name(entry.path))
 
     def _write_link(self, path: bytes, target: bytes) -> None:
         at, name = self._open_parent(path)
