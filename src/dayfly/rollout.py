@@ -145,7 +145,10 @@ async def run_rollout(spec: RolloutSpec, context: Context) -> RolloutRecord:
         try:
             await carry_out(progress)
         except Exception as error:
-            progress.fail(_outcome_of(error, progress.phase), error)
+            full_disk_is_the_agents = progress.agent_result is not None and (
+                progress.phase != "verify" or progress.verifier_class is not VerifierClass.SEPARATE
+            )
+            progress.fail(_outcome_of(error, progress.phase, full_disk_is_the_agents), error)
         except anyio.get_cancelled_exc_class():
             progress.failures.append(
                 (Outcome.CANCELLED, Cause(kind="cancelled", message="stopped", phase=progress.phase))
@@ -505,14 +508,19 @@ async def _verify_separately(p: Progress, task: Task, carried: list[Carried]) ->
 # --- what happened → outcome → record ------------------------------------------------------------
 
 
-def _outcome_of(error: Exception, phase: Phase) -> Outcome:
-    """Where an exception leads. Whatever is not known to be someone else's fault is infra_error."""
+def _outcome_of(error: Exception, phase: Phase, on_agents_disk: bool) -> Outcome:
+    """Where an exception leads. Whatever is not known to be someone else's fault is infra_error.
+
+    A verifier that works on the agent's disk and finds it full has met the agent's work, not a fault of ours.
+    """
     match error:
         case Tampered():
             return Outcome.TAMPERED
         case SandboxOom():
             return Outcome.SANDBOX_OOM if phase in ("agent", "collect") else Outcome.INFRA_ERROR
         case DiskFull() if phase in ("agent", "collect"):
+            return Outcome.DISK_FULL
+        case GuestRefused(cause="disk_full") if on_agents_disk:
             return Outcome.DISK_FULL
         case VerifierError():
             return Outcome.VERIFIER_ERROR

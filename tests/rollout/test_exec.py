@@ -211,7 +211,7 @@ def test_the_guest_is_closed_off(in_vm):
 
     async def work(vm):
         async def out(script: str) -> str:
-            result = await vm.exec(["/bin/sh", "-c", script + " 2>&1; true"])
+            result = await vm.exec(["/bin/sh", "-c", "exec 2>&1; " + script + "; true"])
             return result.stdout.text
 
         assert (await out("ls /sys/class/net")).split() == ["lo"]

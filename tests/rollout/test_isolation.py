@@ -128,8 +128,8 @@ def test_after_the_deadline_nothing_is_written(make_task, run_job_on_vms, tmp_pa
     )
     script = (
         "trap '' TERM INT HUP; "
-        "(setsid sh -c 'trap \"\" TERM; while :; do date +%s%N > /app/result.txt; sleep 0.2; done' &); "
-        "while :; do date +%s%N > /app/result.txt; sleep 0.2; done"
+        "cd /app; (setsid sh -c 'trap \"\" TERM; while :; do date +%s%N > n; mv n result.txt; sleep 0.2; done' &); "
+        "while :; do date +%s%N > m; mv m result.txt; sleep 0.2; done"
     )
     result = run_job_on_vms([shell_agent("stubborn", script)])
     record, _ = evidence(tmp_path, result, "stubborn")
@@ -185,14 +185,15 @@ def test_a_process_left_behind_cannot_see_or_reach_the_verifier(make_task, run_j
     result = run_job_on_vms([shell_agent("spy", spy)])
     record, place = evidence(tmp_path, result, "spy")
     assert record.outcome is Outcome.FAILED
-    assert (place / "verifier/seen").read_bytes() == b""
+    assert (place / "verifier/logs/seen").read_bytes() == b""
 
 
 def test_a_running_server_is_graded_in_shared(make_task, run_job_on_vms, tmp_path):
     make_task(
         verifier_class="shared",
         solve="#!/bin/sh\ncd /app && echo hello > index.html\n"
-        "setsid python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &\nsleep 2\n",
+        "setsid python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &\n"
+        "until grep -q :1F40 /proc/net/tcp; do sleep 0.2; done\n",
         test='#!/bin/sh\npython3 -c "import urllib.request as u; '
         "print(u.urlopen('http://127.0.0.1:8000/index.html').read())\" | grep -q hello && r=1 || r=0\n"
         "echo $r > /logs/verifier/reward.txt\n",

@@ -99,8 +99,11 @@ class ArchiveSender:
         exclude: Exclude | None = None,
         meta: Mapping[str, EntryMeta] | None = None,
     ) -> None:
-        """`name` is the single file's name in the guest; not used for a folder."""
+        """`name` is the single file's name in the guest. For a folder it is empty (its contents are sent), or the
+        name of the folder itself, whose mode and owner `meta` then holds under "".
+        """
         self.sent = Sent()
+        self._prefix = b""
         self._source, self._name, self._mode = source, name, mode
         self._exclude, self._meta = exclude, meta or {}
         self._digest = hashlib.sha256()
@@ -122,6 +125,9 @@ class ArchiveSender:
         if isinstance(self._source, bytes):
             yield from self._memory(self._source)
         elif self._source.is_dir():
+            if self._name:
+                yield self._entry(self._made(DIR, self._name, "", self._source.stat()))
+                self._prefix = self._name + b"/"
             yield from self._folder(os.fsencode(self._source), b"")
         else:
             yield from self._file(os.fsencode(self._source), self._name, "")
@@ -145,7 +151,7 @@ class ArchiveSender:
         if (known := self._meta.get(key)) is not None:
             mode, uid, gid = known.mode, known.uid, known.gid
         mtime_ns = 0 if st is None else st.st_mtime_ns
-        return Entry(kind, path, mode & 0o7777, uid, gid, mtime_ns, target)
+        return Entry(kind, self._prefix + path, mode & 0o7777, uid, gid, mtime_ns, target)
 
     def _memory(self, data: bytes) -> Iterator[bytes]:
         yield self._entry(self._made(FILE, self._name, "", None))

@@ -295,7 +295,8 @@ class GuestClient:
         started = time.monotonic()
         where = self._absolute(dest)
         name = b""
-        if isinstance(source, bytes) or not await self._in_thread(source.is_dir):
+        root_known = meta is not None and "" in meta and posixpath.basename(where)
+        if isinstance(source, bytes) or root_known or not await self._in_thread(source.is_dir):
             where, name = posixpath.split(where)
         sender = ArchiveSender(source, name, mode=mode, exclude=exclude, meta=meta)
         call = self._channel.begin("put", [("dest", where), ("user", user or ""), ("space", space)])
