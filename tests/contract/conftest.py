@@ -23,7 +23,7 @@ NO_DISK = Disk(Path("/dev/null"), "sha256:0", ImageConfig(workdir="/app"))
 @pytest.fixture
 def fake_bench(tmp_path: Path) -> Bench:
     hypervisor = FakeHypervisor(start_delay_s=0.1)
-    return Bench(hypervisor, NO_DISK, SMALL, tmp_path, FAKE, lambda ids: hypervisor.running)
+    return Bench(hypervisor, NO_DISK, SMALL, tmp_path, FAKE, lambda ids: hypervisor.running, lifetime_s=0.5)
 
 
 @pytest.fixture(scope="module")

@@ -118,9 +118,17 @@ class FakeVm:
     _gone: anyio.Event = field(default_factory=anyio.Event)
     _thawed: anyio.Event | None = None
     """There while `work` is frozen."""
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds of its lifetime that are left."""
+        return self._started + self.options.lifetime_s - time.monotonic()
 
     @property
     def dead(self) -> bool:
+        if self._left_s <= 0:
+            self._gone.set()
         return self._gone.is_set()
 
     def _check(self) -> None:
@@ -196,12 +204,13 @@ class FakeVm:
     async def _pass(self, seconds: float, space: Space) -> None:
         """Let a script's time go by: it stands still while frozen, and ends with its VM."""
         if seconds > 0:
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(min(seconds, self._left_s)):
                 await self._gone.wait()
         while space == "work" and self._thawed is not None and not self.dead:
-            async with anyio.create_task_group() as either:
-                either.start_soon(_cancel_after, self._thawed, either.cancel_scope)
-                either.start_soon(_cancel_after, self._gone, either.cancel_scope)
+            with anyio.move_on_after(self._left_s):
+                async with anyio.create_task_group() as either:
+                    either.start_soon(_cancel_after, self._thawed, either.cancel_scope)
+                    either.start_soon(_cancel_after, self._gone, either.cancel_scope)
         self._check()
 
     async def _statements(self, lines: list[str], process: _Process) -> _Exit:
@@ -450,9 +459,14 @@ class FakeHypervisor:
     fault: Callable[[StartOptions], Exception | None] | None = None
     start_delay_s: float = 0.0
     started: int = 0
-    running: int = 0
     most_running: int = 0
     ids: set[str] = field(default_factory=set)
+    _vms: dict[str, FakeVm] = field(default_factory=dict)
+
+    @property
+    def running(self) -> int:
+        """How many VMs there are that are not gone."""
+        return sum(not vm.dead for vm in self._vms.values())
 
     @property
     def isolation(self) -> Isolation:
@@ -477,13 +491,13 @@ class FakeHypervisor:
             files={"work": _load(options.writable), "verify": {}},
         )
         self.started += 1
-        self.running += 1
+        self._vms[options.vm_id] = vm
         self.most_running = max(self.most_running, self.running)
         try:
             yield vm
         finally:
-            self.running -= 1
             await vm.stop()
+            del self._vms[options.vm_id]
             if options.console is not None:
                 options.console.write_bytes(b"")
 

@@ -88,6 +88,8 @@ class Bench:
     programs: Programs = SHELL
     running: Running | None = None
     """Counts what is left; None: not checked."""
+    lifetime_s: float = 10.0
+    """For the check of a VM's hard limit: enough to start and to be given one command."""
     ids: set[str] = field(default_factory=set)
     """Of every VM that was asked for."""
     _fetched: int = field(default=0, repr=False)
@@ -238,6 +240,18 @@ async def stop_ends_a_call_that_is_under_way(bench: Bench) -> None:
             group.start_soon(stop)
             with refused(GuestLost, "a call that is under way when the VM stops does not raise GuestLost"):
                 await vm.exec([script], stdout=lambda chunk: begun.set())
+
+
+async def ends_with_its_lifetime(bench: Bench) -> None:
+    """Fault 37: whatever becomes of its owner, a VM does not live for ever."""
+    p = bench.programs
+    options = bench.options(lifetime_s=bench.lifetime_s)
+    async with bench.hypervisor.start(bench.disk, bench.machine, options) as vm:
+        script = await bench.bring(vm, "long", p.sleep.format(600))
+        with refused(GuestLost, f"a VM outlives its lifetime of {bench.lifetime_s:g} s"):
+            await vm.exec([script], timeout_s=CHECK_TIMEOUT_S / 2)
+        if bench.running is not None:
+            expect(bench.running({options.vm_id}) == 0, "a VM is there although its lifetime is over")
 
 
 async def leaves_nothing_when_cancelled(bench: Bench) -> None:
@@ -502,6 +516,7 @@ HYPERVISOR_CHECKS: tuple[Check, ...] = (
     carries_the_writable_disk_to_the_next_vm,
     stops_twice_and_then_refuses,
     stop_ends_a_call_that_is_under_way,
+    ends_with_its_lifetime,
     leaves_nothing_when_cancelled,
     an_error_inside_passes_through,
     reports_status_and_output,
