@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import anyio.to_thread
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
@@ -562,6 +563,7 @@ async def run_job(
         async def make_disk(image: str) -> Disk:
             return disks[image]
 
+        await anyio.lowlevel.checkpoint()  # a job that was interrupted until here leaves no folder
         plan.jobs_dir.mkdir(parents=True, exist_ok=True)
         run = Run(
             plan,

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -138,14 +139,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def on_terminal(start: Start) -> Callable[..., Done]:
-    """Run the program on a terminal of its own, so many columns wide."""
+def on_terminal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the program on a terminal of its own, so many columns wide (in a fork: nothing is imported anew)."""
 
     def call(columns: int, *args: str, env: dict[str, str] | None = None) -> Done:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        settings = {"TERM": "xterm", "CI": "", "COLUMNS": "", "NO_COLOR": ""} | (env or {})
-        process = start(*args, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
+        child = os.fork()
+        if child == 0:
+            _be_the_program(theirs, args, {"TERM": "xterm", "CI": "", "COLUMNS": "", "NO_COLOR": ""} | (env or {}))
         os.close(theirs)
         seen = b""
         while True:
@@ -157,9 +159,29 @@ def on_terminal(start: Start) -> Callable[..., Done]:
                 break
             seen += chunk
         os.close(ours)
-        return Done(process.wait(30), seen.decode("utf-8", "replace").replace("\r\n", "\n"), "")
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Done(code, seen.decode("utf-8", "replace").replace("\r\n", "\n"), "")
 
     return call
+
+
+def _be_the_program(terminal: int, args: tuple[str, ...], env: dict[str, str]) -> None:
+    code = 99
+    try:
+        for fd in (0, 1, 2):
+            os.dup2(terminal, fd)
+        sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, (0, 1, 2), "rww")
+        os.environ.update(env)
+        sys.argv = ["dayfly", *args]
+        signal.alarm(60)  # whatever happens, no test waits for ever
+        main()
+        code = 0
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def wait_until(what: Callable[[], Any], why: str) -> Any:

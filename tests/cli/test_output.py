@@ -51,29 +51,25 @@ def test_only_one_module_writes_to_the_terminal():
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_no_control_sequence_of_a_guest_reaches_a_terminal(evil_job, on_terminal):
+    for command in (
         ["list"],
         ["show", "last"],
         ["show", "last/broken/oracle/1"],
         ["show", "last/[bold]nice/oracle/1"],
+        ["show", "last", "--json"],
         ["logs", "last"],
+        ["logs", "last/[bold]nice/oracle/1"],
         ["run", "--resume", "last", "--dry-run"],
         ["run", "--resume", "last", "--display", "plain"],
         ["run", "--resume", "last", "--display", "full"],
-        ["show", "last", "--json"],
         ["show", "nothing\x1b]0;owned\x07"],
-    ],
-    ids=" ".join,
-)
-def test_no_control_sequence_of_a_guest_reaches_a_terminal(evil_job, on_terminal, command):
-    shown = on_terminal(100, *command).out
-    for harm in ("\x1b]0;", "\x07", "\x9b", "\u202e", "\u2028"):
-        assert harm not in shown, shown
-    # [bold] was not taken for markup
-    if command[1:2] == ["last"] or "--dry-run" in command:
-        assert "[bold]nice" in shown
+    ):
+        shown = on_terminal(100, *command).out
+        for harm in ("\x1b]0;", "\x07", "\x9b", "\u202e", "\u2028"):
+            assert harm not in shown, (command, shown)
+        if command[1:2] == ["last"] or "--dry-run" in command:
+            assert "[bold]nice" in shown, "taken for markup"
 
 
 def test_causes_and_names_are_shown_whole_and_literal(evil_job, dayfly):
@@ -136,7 +132,7 @@ def test_progress_is_drawn_on_a_terminal_and_written_in_lines_elsewhere(make_tas
     assert b"1/1 passed" in err and b"\x1b" not in err + out
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_terminals_that_cannot_show_a_character(make_task, run_job, start, encoding):
     make_task("grüße-世界")
     run_job("-a", "oracle")

@@ -32,11 +32,13 @@ async def _guarded(work: Callable[[], Awaitable[T]]) -> T:
     failed: list[Exception] = []
     results: list[T] = []
     async with anyio.create_task_group() as group:
-        await group.start(_watch, group.cancel_scope)
-        try:
-            results.append(await work())
-        except Exception as error:  # raised below, outside of the group that would wrap it
-            failed.append(error)
+        working = anyio.CancelScope()
+        await group.start(_watch, working)
+        with working:
+            try:
+                results.append(await work())
+            except Exception as error:  # raised below, outside of the group that would wrap it
+                failed.append(error)
         group.cancel_scope.cancel()
     if failed:
         raise failed[0]
@@ -45,14 +47,11 @@ async def _guarded(work: Callable[[], Awaitable[T]]) -> T:
     return results[0]
 
 
-async def _watch(scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+async def _watch(working: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         task_status.started()
         async for number in signals:
-            if scope.cancel_called:
+            if working.cancel_called:
                 os._exit(130)  # VMs die with us
             say(f"{signal.Signals(number).name}: stopping; again leaves at once")
-            with anyio.CancelScope(shield=True):
-                scope.cancel()
-                async for _ in signals:
-                    os._exit(130)
+            working.cancel()
