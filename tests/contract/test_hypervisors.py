@@ -20,7 +20,7 @@ def test_hypervisor(check, bench):
 
 def test_the_whole_suite_is_one_call(fake_bench):
     hypervisor = FakeHypervisor()
-    suite = partial(check_hypervisor, programs=FAKE, running=lambda ids: hypervisor.running)
+    suite = partial(check_hypervisor, programs=FAKE, running=lambda ids: hypervisor.running, lifetime_s=0.5)
     anyio.run(suite, hypervisor, fake_bench.disk, fake_bench.machine, fake_bench.folder)
     assert hypervisor.started > len(HYPERVISOR_CHECKS)
 

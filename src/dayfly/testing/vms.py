@@ -18,6 +18,8 @@ from dayfly.testing.samples import expect, refused
 
 CHECK_TIMEOUT_S = 300.0
 """For one check. Emulated guests on a busy host are slow; a check that hangs must still end."""
+LIFETIME_S = 10.0
+"""For the check of a VM's hard limit: enough to start and to be given one command."""
 PLACE = "/contract"
 VERIFIER_FOLDERS = ("/tests", "/logs/verifier")
 
@@ -88,8 +90,7 @@ class Bench:
     programs: Programs = SHELL
     running: Running | None = None
     """Counts what is left; None: not checked."""
-    lifetime_s: float = 10.0
-    """For the check of a VM's hard limit: enough to start and to be given one command."""
+    lifetime_s: float = LIFETIME_S
     ids: set[str] = field(default_factory=set)
     """Of every VM that was asked for."""
     _fetched: int = field(default=0, repr=False)
@@ -141,12 +142,13 @@ async def check_hypervisor(
     *,
     programs: Programs = SHELL,
     running: Running | None = None,
+    lifetime_s: float = LIFETIME_S,
 ) -> None:
     """Run every check. Raises `AssertionError` with a sentence for the first rule that does not hold.
 
     `machine` should be small, as one check uses up its memory; `folder` is for disks and fetched files.
     """
-    bench = Bench(hypervisor, disk, machine, folder, programs, running)
+    bench = Bench(hypervisor, disk, machine, folder, programs, running, lifetime_s)
     for check in HYPERVISOR_CHECKS:
         await run_check(check, bench)
 
