@@ -103,9 +103,10 @@ async def measure(samples: int, idle: int, folder: Path) -> dict[str, Any]:
     for number in range(samples + 1):
         writable = folder / "bare.img"
         ensure_writable(writable, MACHINE.storage_mib, settings.cache)
+        fork = await first_result_s(forking, disk, folder, "fork") if number % 2 else None
         bare = await bare_fork_s(host, MACHINE, template, disk, writable, COMMAND)
+        fork = fork or await first_result_s(forking, disk, folder, "fork")
         writable.unlink()
-        fork = await first_result_s(forking, disk, folder, "fork")
         booted = await first_result_s(cold, disk, folder, "boot") if number % 3 == 0 else None
         if number == 0:
             continue  # warms the caches of the host
