@@ -29,7 +29,7 @@ MAX_PROCESSES = 128
 class Uids:
     """Host user ids that nobody else has, one for each VM of this process; none unless we are root.
 
-    A block of them belongs to a process for as long as it holds a lock, so two dayfly processes never share one.
+    A block of them is ours while we hold its lock (while a VM of ours is there), so no two processes share one.
     """
 
     folder: Path
@@ -54,6 +54,7 @@ class Uids:
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
+            self.free = []
 
     def _claim(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -208,6 +208,7 @@ class QemuHypervisor:
             if self._running == 0:
                 self._owner.close()
                 self._owner = None
+                self._uids.close()
 
     async def _build_template(self, host: Host, machine: Machine, ram: int, state: int) -> None:
         """Boot to the waiting agent with blank disks, save, and end. Nothing of a task is in here."""
