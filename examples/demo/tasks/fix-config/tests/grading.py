@@ -14,6 +14,7 @@ TESTS = "/tests"
 VERDICT = "/logs/verifier"
 CANDIDATE_UID = 64999  # nobody's: not root, not the agent's
 OUTPUT_LIMIT = 1 << 20
+TIMEOUT_S = 60  # far more than any honest work needs on a slow, busy machine
 PYTHON = ["/usr/bin/python3", "-I", "-S", "-B"]
 
 
@@ -66,7 +67,7 @@ def same(a, b):
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
-def run_candidate(argv, files=None, stdin=b"", timeout_s=10):
+def run_candidate(argv, files=None, stdin=b"", timeout_s=TIMEOUT_S):
     """Run `argv` as an unprivileged user in a fresh folder that holds `files`: name → (bytes, mode).
 
     Returns (exit status, stdout); a signal's number is negative. A timeout raises `Failed`; output is cut at
