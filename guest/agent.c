@@ -386,6 +386,20 @@ static bool space_exists(const struct fields *f) {
     return g.plain || !text_field(f, "space", space, sizeof space) || strcmp(space, "verify") != 0 || g.verify_mounts >= 0;
 }
 
+/* A little space that the workload cannot take: on a full disk the verifier's folders could not even be made, and a
+ * later boot would find the overlay read-only. Given back when the workload has ended. */
+#define BALLAST "/run/work/.dayfly-ballast"
+enum { BALLAST_SIZE = 1024 * 1024 };
+
+static void reserve_space(void) {
+    int fd = open(BALLAST, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    if (fallocate(fd, 0, 0, BALLAST_SIZE) < 0) unlink(BALLAST);
+    close(fd);
+}
+
+static void give_space_back(void) { unlink(BALLAST); }
+
 static void begin_helper(uint32_t id, const char *name, const struct fields *f) {
     int in = -1, out = -1;
     struct op *o = new_op(id, HELPER);
@@ -399,6 +413,7 @@ static void begin_helper(uint32_t id, const char *name, const struct fields *f) 
         fail_op(o, "wrong_state", "the verifier space is open already");
         return;
     }
+    if (o->takes_namespace) give_space_back();
     if (!make_pipe(&o->in, &in, false) || !make_pipe(&o->out[0].fd, &out, true)) {
         fail_op(o, "limit", "no more pipes in the guest");
     } else if (start_child(o, o->takes_namespace ? g.outer_pids : -1, -1) == 0) {
@@ -487,7 +502,8 @@ static void mount_disks(void) {
         refuse("bad_base_disk", "the image's disk cannot be mounted: %s", strerror(errno));
     if (mount(work, "/run/work", "ext4", MS_NODEV | MS_NOATIME, NULL) < 0)
         refuse("bad_work_disk", "the writable disk cannot be mounted: %s", strerror(errno));
-    mkdir("/run/work/upper", 0755);
+    if (mkdir("/run/work/upper", 0755) == 0) reserve_space();
+    else give_space_back(); /* a disk that was worked on before: what comes now is not the workload */
     mkdir("/run/work/work", 0755);
     if (mount("overlay", "/run/root", "overlay", MS_NODEV, "lowerdir=/run/base,upperdir=/run/work/upper,workdir=/run/work/work") < 0)
         refuse("bad_work_disk", "the overlay cannot be mounted: %s", strerror(errno));

@@ -356,6 +356,7 @@ class ArchiveReceiver:
         """The source itself: a file, or a folder whose contents follow."""
         if entry.path or entry.kind not in (FILE, DIR):
             raise violation("an archive that does not start with its source")
+        self.entries[""] = EntryMeta(mode=entry.mode & 0o7777, uid=entry.uid, gid=entry.gid)
         if entry.kind == DIR:
             self._open_root(self._dest)
             self._folders[b""] = True
@@ -365,7 +366,6 @@ class ArchiveReceiver:
         self._open_root(self._dest.parent)
         self._dest.unlink(missing_ok=True)
         self._single = self._dest
-        self.entries[""] = EntryMeta(mode=entry.mode & 0o7777, uid=entry.uid, gid=entry.gid)
         yield from self._written(self._root, os.fsencode(self._dest.name), entry)
 
     def _open_root(self, folder: Path) -> None:
