@@ -25,10 +25,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(template_app, name="template")
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    fetch_kernel: Annotated[
+        bool, typer.Option("--fetch-kernel", help="First get a guest kernel into the cache, if there is none.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Check this host; each line is ok, warn or fail, with what to do. Exit 4 when something fails."""
     from dayfly.doctor import checks
 
+    if fetch_kernel:
+        _ensure_kernel()
     found = checks()
     if json:
         put_json({"schema_version": 1, "checks": [vars(c) for c in found]})
@@ -42,6 +49,18 @@ def doctor(json: Json = False) -> None:
         put_table(("", "check", "finding"), rows, wrap="finding")
     if any(c.status == "fail" for c in found):
         raise typer.Exit(4)
+
+
+def _ensure_kernel() -> None:
+    from dayfly.errors import HostError
+    from dayfly.hypervisors.qemu import QemuSettings, kernel
+
+    settings = QemuSettings()
+    try:
+        kernel.find_kernel(settings.kernel, settings.cache)
+    except HostError:
+        say(f"fetching a guest kernel into {settings.cache / 'kernels'}")
+        kernel.fetch_kernel(settings.cache)
 
 
 def _ago(unix: float | None) -> str:
