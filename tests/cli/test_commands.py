@@ -251,7 +251,7 @@ def test_an_incomplete_job_says_so_and_how_to_go_on(make_task, dayfly):
     make_task(test="#!fake\nprint no verdict\n")
     done = dayfly("run", "tasks", "-a", "oracle", "--hypervisor", "fake")
     assert done.code == 4
-    assert "1 of 1 rollouts have no verdict" in done.out and "dayfly run --resume 2" in done.out
+    assert "1 of 1 rollout without a verdict" in done.out and "dayfly run --resume 2" in done.out
 
 
 @pytest.mark.parametrize(
@@ -360,6 +360,25 @@ def test_shell_says_why_not(make_task, run_job, dayfly):
     assert done.code == 2 and "fake" in done.err
     done = dayfly("shell", "last")
     assert done.code == 2 and "name a rollout" in done.err
+
+
+def test_gc_goes_on_past_a_broken_job_and_one_half_made(make_task, run_job, dayfly, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_task()
+    bad, good = run_job("-a", "oracle"), run_job("-a", "oracle")
+    result = Path("jobs") / good / "rollouts/one/oracle/1"
+    (Path("jobs") / good / "work/x").mkdir()
+    result.rename(Path("jobs") / good / "work/x/evidence")  # as after kill -9 before the last rename
+    shutil.rmtree(Path("jobs") / bad / "work")
+    (Path("jobs") / bad / "work").write_text("no folder")
+    half_made = Path("jobs") / ".20260101-000000-aaaaaa.0000.tmp"
+    half_made.mkdir()
+    (half_made / "job.json").write_text("{}")
+    done = dayfly("gc", "--reindex", "--json")
+    assert done.code == 0, done.err
+    assert len(done.json["jobs"][good]["published"]) == 1 and result.is_dir()
+    assert done.json["indexed"] == 2
+    assert "0 VM(s) of dead processes removed" in dayfly("gc").out
 
 
 def test_image_variables_must_be_variables(dayfly):

@@ -69,7 +69,8 @@ def test_links_between_pages_lead_somewhere():
 def test_paths_named_in_the_pages_exist():
     for page in PAGES:
         for path in re.findall(r"`((?:src|tests|benchmarks|scripts|examples|guest)/[\w./-]+)`", page.read_text()):
-            assert (ROOT / path).exists(), f"{page.name} names {path}"
+            if path != "tests/test.sh":  # of a task, not of this project
+                assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/job.yaml")), ids=str)

@@ -81,7 +81,7 @@ class EventLines:
             case "job_started":
                 self.planned, self.finished = event["planned"], event["done"]
                 done = f", {event['done']} of them done already" if event["done"] else ""
-                return f"job {event['job']}: {event['planned']} rollouts{done}"
+                return f"job {event['job']}: {event['planned']} planned{done}"
             case "rollout_finished":
                 self.finished += 1
                 width = len(str(self.planned))

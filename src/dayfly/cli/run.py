@@ -225,8 +225,8 @@ def _changed(job: JobFile, agents: list[str], changes: dict[str, Any]) -> JobFil
 def _say_plan(plan: Plan, resume: str | None) -> None:
     name = f"job {plan.job_id}" if resume else f"job {plan.job_file.name!r}"
     say(
-        f"{name}: {_count(plan.tasks, 'task')} × {_count(plan.agents, 'agent')} × "
-        f"{plan.job_file.attempts} attempt{'s' if plan.job_file.attempts > 1 else ''} = {plan.planned} rollouts"
+        f"{name}: {_count(len(plan.tasks), 'task')} × {_count(len(plan.agents), 'agent')} × "
+        f"{_count(plan.job_file.attempts, 'attempt')} = {_count(plan.planned, 'rollout')}"
     )
     if resume:
         say(
@@ -239,7 +239,7 @@ def _say_plan(plan: Plan, resume: str | None) -> None:
     unlimited = [t.name for t in plan.tasks if t.agent_timeout_s is None and options.agent_timeout_s is None]
     if unlimited:
         say(
-            f"  {_count(unlimited, 'task')} without an agent limit of its own: "
+            f"  {_count(len(unlimited), 'task')} without an agent limit of its own: "
             f"{short_duration(options.default_agent_timeout_s)} hold (--agent-timeout changes it)"
         )
     for task in plan.tasks:
@@ -247,8 +247,8 @@ def _say_plan(plan: Plan, resume: str | None) -> None:
             say(f"  {task.name}: {warning}")
 
 
-def _count(things: list[Any], noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _put_budgets(plan: Plan) -> None:
@@ -309,7 +309,7 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
         return
     missing = result.planned - sum(r.graded for r in result.records)
     if missing:
-        put(f"{missing} of {result.planned} rollouts have no verdict; once more:  {_resume_command(plan)}")
+        put(f"{missing} of {_count(result.planned, 'rollout')} without a verdict; again:  {_resume_command(plan)}")
     put("next:")
     for line in _next_commands(plan, result.records):
         put(f"  {line}")
