@@ -66,6 +66,7 @@ def try_sockets():
             print("vsock", port, error)
             break
     with open("/proc/net/unix") as file:
+        next(file)
         names = {line.split()[7] for line in file if len(line.split()) > 7}
     for name in names:
         address = "\0" + name[1:] if name.startswith("@") else name

@@ -2,7 +2,7 @@
 # Attack 20: something stays behind and rewrites the reward, as a process and by whatever starts things at boot.
 cat >/usr/local/sbin/rewrite <<'SH'
 #!/bin/sh
-sleep 3 # until after the deadline
+sleep 1 # until after the deadline, when what is planted is no longer looked for
 while :; do
     for place in /logs/verifier /proc/[0-9]*/root/logs/verifier; do
         mkdir -p "$place"
