@@ -1,4 +1,4 @@
-"""VMs on QEMU's `microvm` machine: templates, forks, confinement. See README.md in the folder above."""
+"""VMs on QEMU's `microvm` machine: templates, forks, confinement. See README.md in this folder."""
 
 from dayfly.hypervisors.qemu.hypervisor import QemuHypervisor
 from dayfly.hypervisors.qemu.settings import QemuSettings
