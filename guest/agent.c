@@ -517,37 +517,14 @@ static void copy_root_attributes(void) {
     put_file("/run/work/.dayfly-set-up", "");
 }
 
-/* In a child within the outer pid namespace, so that its sibling, the new init, is one level below it. */
-static void spawn_work_init(void) {
-    struct clone_args args = {.flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_PARENT}; /* our own exit signal is inherited */
-    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-    if (pid < 0) refuse_errno("work init");
-    if (pid == 0) work_init();
-    _exit(0);
-}
-
-/* Wait for one report of a child, in the set-up only: the host waits for the same thing. */
+/* Read one report of a child: a sign and fields, at most STATUS_MAX bytes, at once or followed by the end. The agent
+ * does nothing else meanwhile; the host waits for the same thing. */
 static bool await_report(int fd, char *text, size_t *length) {
-    int64_t until = now_ms() + ACK_TIMEOUT_MS;
+    struct pollfd p = {fd, POLLIN, 0};
     *length = 0;
-    for (;;) {
-        struct pollfd p = {fd, POLLIN, 0};
-        ssize_t n;
-        if (poll(&p, 1, (int)(until - now_ms() > 0 ? until - now_ms() : 0)) <= 0) return false;
-        if ((n = read(fd, text + *length, STATUS_MAX - *length)) <= 0) return *length > 0;
-        *length += (size_t)n;
-    }
-}
-
-static void open_work_namespaces(const char *pid) {
-    char path[64];
-    snprintf(path, sizeof path, "%s/ns/mnt", pid);
-    g.work_mounts = openat(g.proc, path, O_RDONLY | O_CLOEXEC);
-    snprintf(path, sizeof path, "%s/ns/pid", pid);
-    g.work_pids = openat(g.proc, path, O_RDONLY | O_CLOEXEC);
-    snprintf(path, sizeof path, "%s/root/dev/pts", pid);
-    g.work_pts = openat(g.proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (g.work_mounts < 0 || g.work_pids < 0 || g.work_pts < 0) die("namespaces of the workload");
+    if (poll(&p, 1, ACK_TIMEOUT_MS) <= 0) return false;
+    for (ssize_t n; *length < STATUS_MAX && (n = read(fd, text + *length, STATUS_MAX - *length)) > 0;) *length += (size_t)n;
+    return *length > 0 && text[0] == '+';
 }
 
 static pid_t fork_reporting(int pids, int *report) {
@@ -561,6 +538,41 @@ static pid_t fork_reporting(int pids, int *report) {
     }
     close(theirs);
     return pid;
+}
+
+/* The new init is made by a child within the outer pid namespace, so that, as the child's sibling, it is one level
+ * below that. It is ours to wait for, with the child's own exit signal. */
+static void spawn_work_init(void) {
+    struct clone_args args = {.flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_PARENT};
+    char text[STATUS_MAX];
+    size_t length;
+    int go;
+    if (!make_pipe(&g.work_go, &go, false)) die("pipe");
+    if (fork_reporting(g.outer_pids, &g.work_report) == 0) {
+        pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+        if (pid < 0) refuse_errno("work init");
+        close_fd(&g.work_go);
+        if (pid == 0) work_init(go);
+        _exit(0);
+    }
+    close(go);
+    bool made = await_report(g.work_report, text, &length);
+    struct fields told = {(uint8_t *)text + 1, length ? length - 1 : 0};
+    if (!made || !text_field(&told, "pid", g.work_pid, sizeof g.work_pid)) {
+        if (length > 1) write_all(2, text + 1, length - 1);
+        die("the workload's space");
+    }
+}
+
+static void open_work_namespaces(void) {
+    char path[64];
+    snprintf(path, sizeof path, "%s/ns/mnt", g.work_pid);
+    g.work_mounts = openat(g.proc, path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/ns/pid", g.work_pid);
+    g.work_pids = openat(g.proc, path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/root/dev/pts", g.work_pid);
+    g.work_pts = openat(g.proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (g.work_mounts < 0 || g.work_pids < 0 || g.work_pts < 0) die("namespaces of the workload");
 }
 
 static void send_reported(uint32_t id, const char *text, size_t length) {
@@ -579,44 +591,51 @@ static void add_sizes(struct buffer *b) {
     add_number(b, "disk_free", (int64_t)(fs.f_bavail * fs.f_frsize));
 }
 
-static void do_setup(uint32_t id, const struct fields *f) {
-    char text[STATUS_MAX + 1], pid[32];
-    size_t length = 0;
+/* Mounting is done in a child: an image that the kernel chokes on is an answer, not the end of the agent. */
+static bool mount_image(char *text, size_t *length) {
+    struct buffer none = {0};
     int report = -1;
-    struct buffer b = {0}, none = {0};
+    write_etc_files();
+    if (fork_reporting(-1, &report) == 0) {
+        mount_disks();
+        copy_root_attributes();
+        finish('+', &none);
+    }
+    bool mounted = await_report(report, text, length);
+    close_fd(&report);
+    return mounted;
+}
+
+/* The workload's init has its own view of what was mounted just now; it only has to go there. */
+static bool enter_work(char *text, size_t *length) {
+    *length = 0;
+    if (write(g.work_go, "", 1) != 1 || !await_report(g.work_report, text, length)) return false;
+    close_fd(&g.work_go);
+    close_fd(&g.work_report);
+    open_work_namespaces();
+    for (int i = 0; i < ETC_FILES; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/etc/%s", etc_files[i]);
+        note_made(path);
+    }
+    note_made("/proc");
+    note_made("/sys");
+    note_made("/dev");
+    return true;
+}
+
+static void do_setup(uint32_t id, const struct fields *f) {
+    char text[STATUS_MAX + 1];
+    size_t length;
+    struct buffer b = {0};
     if (!text_field(f, "workdir", g.workdir, sizeof g.workdir) || g.workdir[0] != '/') strcpy(g.workdir, "/");
-    if (!g.plain) {
-        /* mounting in a child: an image that the kernel chokes on is an answer, not the end of the agent */
-        pid_t child = fork_reporting(-1, &report);
-        if (child == 0) {
-            write_etc_files();
-            mount_disks();
-            copy_root_attributes();
-            finish('+', &none);
-        }
-        if (!await_report(report, text, &length) || text[0] != '+') goto failed;
-        close_fd(&report);
-        if (fork_reporting(g.outer_pids, &report) == 0) spawn_work_init();
-        if (!await_report(report, text, &length) || text[0] != '+') goto failed;
-        close_fd(&report);
-        struct fields told = {(uint8_t *)text + 1, length - 1};
-        if (!text_field(&told, "pid", pid, sizeof pid)) goto failed;
-        open_work_namespaces(pid);
-        for (int i = 0; i < ETC_FILES; i++) {
-            snprintf(text, sizeof text, "/etc/%s", etc_files[i]);
-            note_made(text);
-        }
-        note_made("/proc");
-        note_made("/sys");
-        note_made("/dev");
+    if (!g.plain && (!mount_image(text, &length) || !enter_work(text, &length))) {
+        send_reported(id, text, length);
+        return;
     }
     g.state = READY;
     add_sizes(&b);
     send_fields(REPLY, id, &b);
-    return;
-failed:
-    close_fd(&report);
-    send_reported(id, text, length);
 }
 
 static void reply_stats(uint32_t id) {
@@ -1103,9 +1122,19 @@ static void switch_root(void) {
     unlink("/init");
     if (chdir("/newroot") < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || chroot(".") < 0 || chdir("/") < 0) die("switch_root");
     mkdir("/run", 0755);
+    /* shared: what is mounted here later, when the disks are known, arrives in the workload's namespace as well */
+    if (mount("tmpfs", "/run", "tmpfs", MS_NODEV | MS_NOSUID, "mode=755,size=1m") < 0 || mount(NULL, "/run", NULL, MS_SHARED, NULL) < 0) die("/run");
     mkdir("/run/base", 0755);
     mkdir("/run/work", 0755);
     mkdir("/run/root", 0755);
+    mkdir("/run/skeleton", 0755);
+    mkdir("/run/etc", 0755);
+    if (mount("tmpfs", "/run/etc", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=256k") < 0) die("/run/etc");
+    for (int i = 0; i < ETC_FILES; i++) {
+        snprintf(path, sizeof path, "/run/etc/%s", etc_files[i]);
+        put_file(path, "");
+    }
+    put_file("/run/etc/boot_id", "");
 }
 
 static void raise_loopback(void) {
@@ -1201,6 +1230,7 @@ static void boot(void) {
     harden_kernel();
     make_cgroups();
     start_outer_init();
+    spawn_work_init();
     raise_loopback();
     open_signals();
     g.port = open_port();

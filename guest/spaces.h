@@ -16,7 +16,9 @@ static int new_mount(const char *type, unsigned attributes, const char *const op
     return mounted;
 }
 
-static int clone_tree(const char *path) { return (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC); }
+static int clone_tree(const char *path) {
+    return (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+}
 
 static bool attach(int tree, const char *path) {
     return tree >= 0 && syscall(SYS_move_mount, tree, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS) == 0;
@@ -89,15 +91,14 @@ static void mount_dev(const int trees[DEVICES]) {
 static const char *const etc_files[] = {"hostname", "hosts", "resolv.conf", "machine-id"};
 enum { ETC_FILES = sizeof etc_files / sizeof *etc_files };
 
+/* Empty before the guest knows who it is; the mounts of them are made then, too. */
 static void write_etc_files(void) {
     char text[512];
-    mkdir("/run/etc", 0755);
-    if (mount("tmpfs", "/run/etc", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=256k") < 0) refuse_errno("/run/etc");
+    put_file("/run/etc/resolv.conf", "");
     snprintf(text, sizeof text, "%s\n", g.hostname);
     put_file("/run/etc/hostname", text);
     snprintf(text, sizeof text, "127.0.0.1\tlocalhost %s\n::1\tlocalhost ip6-localhost ip6-loopback\n", g.hostname);
     put_file("/run/etc/hosts", text);
-    put_file("/run/etc/resolv.conf", "");
     snprintf(text, sizeof text, "%s\n", g.machine_id);
     put_file("/run/etc/machine-id", text);
     snprintf(text, sizeof text, "%s\n", g.boot_id);
@@ -115,13 +116,6 @@ static void mount_etc(const int trees[ETC_FILES]) {
     }
 }
 
-/* Change the root for good. After this no path of the agent can be named. */
-static void pivot(const char *root) {
-    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || chdir(root) < 0 || syscall(SYS_pivot_root, ".", ".") < 0 ||
-        umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
-        refuse_errno("pivot_root");
-}
-
 static void init_loop(void) __attribute__((noreturn));
 static void init_loop(void) {
     sigset_t set;
@@ -137,39 +131,84 @@ static void init_loop(void) {
     }
 }
 
-/* The workload's init: makes its world, says under which pid the agent knows it, and then reaps. */
-static void work_init(void) {
-    int device_trees[DEVICES], etc_trees[ETC_FILES];
-    char self[32] = "", path[64];
-    struct buffer b = {0};
-    if (g.cgroups_ns >= 0 && setns(g.cgroups_ns, CLONE_NEWCGROUP) < 0) refuse_errno("cgroup namespace");
-    if (readlink("/proc/self", self, sizeof self - 1) < 0) refuse_errno("/proc/self");
+/* What is mounted in the workload's space, made before its disk is known. */
+struct world {
+    int dev, proc, sys, etc[ETC_FILES];
+};
+
+/* Leave the agent's root for an empty one of our own, with the agent's below /old: what it mounts in /run later
+ * still arrives there. */
+static void enter_skeleton(void) {
+    if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 || mount("tmpfs", "/run/skeleton", "tmpfs", MS_NODEV, "mode=755,size=64k") < 0 ||
+        chdir("/run/skeleton") < 0 || mkdir("old", 0755) < 0 || syscall(SYS_pivot_root, ".", "old") < 0 || chdir("/") < 0)
+        refuse_errno("skeleton");
+    mkdir("/dev", 0755);
+    mkdir("/proc", 0755);
+    mkdir("/sys", 0755);
+}
+
+static void make_world(struct world *w) {
+    int device_trees[DEVICES];
+    char path[64];
     for (int i = 0; i < DEVICES; i++) {
         snprintf(path, sizeof path, "/dev/%s", devices[i]);
         device_trees[i] = clone_tree(path);
     }
     for (int i = 0; i < ETC_FILES; i++) {
         snprintf(path, sizeof path, "/run/etc/%s", etc_files[i]);
-        etc_trees[i] = clone_tree(path);
+        w->etc[i] = clone_tree(path);
     }
     int boot_id = clone_tree("/run/etc/boot_id");
-    umask(0);
-    pivot("/run/root");
-    need_folder("/proc");
-    need_folder("/sys");
-    need_folder("/dev");
+    enter_skeleton();
     mount_dev(device_trees);
     mount_proc(boot_id);
     if (mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) refuse_errno("/sys");
     mount("cgroup2", "/sys/fs/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
     set_read_only("/sys");
     mask("/sys/firmware");
-    mount_etc(etc_trees);
+    w->dev = clone_tree("/dev");
+    w->proc = clone_tree("/proc");
+    w->sys = clone_tree("/sys");
+}
+
+/* Make the overlay that has arrived the root for good: after this no path of the agent can be named. Only then are
+ * the image's own links followed. */
+static void enter_image(const struct world *w) {
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || chdir("/old/run/root") < 0 || syscall(SYS_pivot_root, ".", ".") < 0 ||
+        umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
+        refuse_errno("pivot_root");
+    need_folder("/dev");
+    need_folder("/proc");
+    need_folder("/sys");
+    if (!attach(w->dev, "/dev") || !attach(w->proc, "/proc") || !attach(w->sys, "/sys")) refuse_errno("mounts");
+    mount_etc(w->etc);
+}
+
+/* A report that is not the last one: see `finish`. */
+static void tell(const struct buffer *b) {
+    struct buffer whole = {0};
+    buffer_add(&whole, "+", 1);
+    if (b->length > 0) buffer_add(&whole, b->data + b->start, b->length);
+    write_all(status_fd, whole.data, whole.length);
+    buffer_free(&whole);
+}
+
+/* The workload's init: makes its world and says under which pid the agent knows it; waits for the disks; enters the
+ * image and says so; and then reaps. Its first half is part of a template, so that a fork need not do it. */
+static void work_init(int go) {
+    struct world world;
+    struct buffer pid = {0}, none = {0};
+    char self[32] = "", byte;
+    if (setns(g.cgroups_ns, CLONE_NEWCGROUP) < 0) refuse_errno("cgroup namespace");
+    if (readlink("/proc/self", self, sizeof self - 1) < 0) refuse_errno("/proc/self");
+    umask(0);
+    make_world(&world);
+    add_text(&pid, "pid", self);
+    tell(&pid);
+    if (read(go, &byte, 1) != 1) _exit(1);
+    enter_image(&world);
     umask(022);
-    add_text(&b, "pid", self);
-    char sign = '+';
-    write_all(status_fd, &sign, 1);
-    write_all(status_fd, b.data, b.length);
+    tell(&none);
     init_loop();
 }
 
