@@ -19,7 +19,8 @@ setup:
 demo: setup
 	@scripts/demo
 
-test: setup
+test:
+	@scripts/setup tests
 	@scripts/run-tests
 
 check: setup
