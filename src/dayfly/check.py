@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dayfly.evidence import JobFolder
 from dayfly.job import JobFile, JobResult, Plan, plan_new
 from dayfly.model import VERIFIER_CLASS_ORDER, Outcome, RolloutRecord, Task, VerifierClass
 
@@ -22,6 +23,8 @@ class TaskReport:
 
     name: str
     problems: list[str] = field(default_factory=list)
+    unjudged: list[str] = field(default_factory=list)
+    """What infrastructure kept from being found out; says nothing about the task."""
     remarks: list[str] = field(default_factory=list)
     strictest: VerifierClass | None = None
     """The strictest verifier class in which the reference solution passes."""
@@ -29,14 +32,16 @@ class TaskReport:
     """Jobs whose evidence backs this report."""
 
     @property
-    def fit(self) -> bool:
-        return not self.problems
+    def fit(self) -> bool | None:
+        """None: not known, because something could not be run."""
+        return False if self.problems else None if self.unjudged else True
 
     def as_dict(self) -> dict[str, object]:
         return {
             "task": self.name,
             "fit": self.fit,
             "problems": self.problems,
+            "unjudged": self.unjudged,
             "remarks": self.remarks,
             "strictest_verifier_class": self.strictest.value if self.strictest else None,
             "jobs": self.jobs,
@@ -60,6 +65,7 @@ async def check_tasks(
         _judge_idle(report, [r for r in idle if r.task == task.name])
         _judge_start(report, [r for r in oracle + idle if r.task == task.name])
         report.jobs = sorted({r.job_id for r in oracle + idle if r.task == task.name})
+    await _look_at_history(tasks, settings, jobs_dir, run_plan, reports)
     await _find_classes(judged, oracle, settings, jobs_dir, run_plan, reports)
     return list(reports.values())
 
@@ -72,7 +78,9 @@ async def _job(
     verifier_class: VerifierClass | None,
     jobs_dir: Path,
     run_plan: RunPlan,
+    **how: object,
 ) -> list[RolloutRecord]:
+    """Run one agent on all tasks; `how` holds its kind and options when it is not a built-in one."""
     if not tasks:
         return []
     job = settings.model_validate(
@@ -80,7 +88,7 @@ async def _job(
         | {
             "name": f"check {agent}",
             "tasks": [str(t.path) for t in tasks],
-            "agents": [{"name": agent}],
+            "agents": [{"name": agent, **how}],
             "attempts": attempts,
             "verifier_class": verifier_class,
         }
@@ -88,25 +96,32 @@ async def _job(
     return (await run_plan(plan_new(job, Path("/"), jobs_dir))).records
 
 
+NOT_THE_TASKS = (Outcome.INFRA_ERROR, Outcome.PROVIDER_ERROR, Outcome.CANCELLED, Outcome.SKIPPED)
+
+
+def _told(record: RolloutRecord) -> str:
+    return record.outcome.value + (f": {record.cause.message}" if record.cause else "")
+
+
 def _judge_oracle(report: TaskReport, records: list[RolloutRecord]) -> None:
     for record in records:
-        if record.outcome is not Outcome.PASSED:
-            why = f": {record.cause.message}" if record.cause else ""
-            report.problems.append(
-                f"the reference solution does not pass (attempt {record.attempt}: {record.outcome.value}{why})"
-            )
-    outcomes = {r.outcome for r in records}
-    if len(outcomes) > 1:
+        where = f"attempt {record.attempt}: {_told(record)}"
+        if record.outcome in NOT_THE_TASKS:
+            report.unjudged.append(f"the reference solution could not be tried ({where})")
+        elif record.outcome is not Outcome.PASSED:
+            report.problems.append(f"the reference solution does not pass ({where})")
+    if len({r.outcome for r in records if r.outcome not in NOT_THE_TASKS}) > 1:
         report.problems.append("the reference solution's result differs between repeats: the verifier is flaky")
 
 
 def _judge_idle(report: TaskReport, records: list[RolloutRecord]) -> None:
     for record in records:
-        if record.outcome is Outcome.PASSED:
+        if record.outcome in NOT_THE_TASKS:
+            report.unjudged.append(f"doing nothing could not be tried ({_told(record)})")
+        elif record.outcome is Outcome.PASSED:
             report.problems.append("doing nothing passes: the verifier asks for no work")
         elif not record.graded:
-            why = f": {record.cause.message}" if record.cause else ""
-            report.problems.append(f"doing nothing was not judged ({record.outcome.value}{why})")
+            report.problems.append(f"doing nothing was not judged ({_told(record)})")
 
 
 def _judge_start(report: TaskReport, records: list[RolloutRecord]) -> None:
@@ -118,6 +133,44 @@ def _judge_start(report: TaskReport, records: list[RolloutRecord]) -> None:
             f"rollouts do not start equal: {', '.join(parts)} differ between repeats "
             "(compare start-files.json in their folders)"
         )
+
+
+SCAN = r"""
+command -v git >/dev/null && command -v find >/dev/null || exit 3
+find / -xdev \( -path /proc -o -path /sys \) -prune -o -name .git -print 2>/dev/null | while read -r found; do
+    repository=${found%/.git}
+    run() { git -c safe.directory='*' -C "$repository" "$@" 2>/dev/null; }
+    run rev-parse -q --verify HEAD >/dev/null || continue
+    { run rev-list --all --reflog --not HEAD
+      run fsck --unreachable --no-reflogs --no-progress | while read -r _ kind object; do
+          [ "$kind" = commit ] && echo "$object"
+      done
+    } | sort -u | while read -r object; do
+        echo "$repository $(run log -1 --format='%h %s' "$object")"
+    done
+done
+"""
+"""Lists commits that are in a repository of the start context and are not ancestors of what is checked out:
+an agent can read the fix there, by a tag, a branch, the reflog or among unreachable objects."""
+
+
+async def _look_at_history(
+    tasks: list[Task], settings: JobFile, jobs_dir: Path, run_plan: RunPlan, reports: dict[str, TaskReport]
+) -> None:
+    if settings.hypervisor == "fake":
+        return  # a fake VM has no programs to look with
+    how = {"kind": "command", "options": {"argv": ["/bin/sh", "-c", SCAN], "user": "root"}}
+    for record in await _job(tasks, settings, "history-scan", 1, None, jobs_dir, run_plan, **how):
+        report = reports[record.task]
+        place = JobFolder.open(jobs_dir, record.job_id).rollout_path(record.key)
+        if record.outcome in NOT_THE_TASKS:
+            report.unjudged.append(f"the history of its repositories could not be read ({_told(record)})")
+        elif record.outcome is Outcome.AGENT_ERROR:
+            report.remarks.append("no git in the image: the history of repositories was not looked at")
+        else:
+            found = (place / "agent/stdout.txt").read_text("utf-8", "replace").splitlines()
+            report.problems += [f"a repository holds a commit that is not in its history: {c}" for c in found[:20]]
+            report.jobs.append(record.job_id)
 
 
 async def _find_classes(

@@ -73,6 +73,35 @@ def test_a_start_that_differs_is_reported_by_check(make_task, tmp_path):
     assert any("do not start equal" in p and "files" in p for p in report.problems)
 
 
+REPOSITORY = (
+    "git init -q -b main /app/r; cd /app/r; git config user.email a@b.example; git config user.name a; "
+    "export GIT_AUTHOR_DATE=2020-01-01T00:00:00Z GIT_COMMITTER_DATE=2020-01-01T00:00:00Z; "
+    "echo bug > f; git add f; git commit -qm broken; echo good > f; git commit -qam 'the fix'; "
+)
+LEAKS = {
+    "tag": "git tag v2; git reset -q --hard HEAD~1; git reflog expire --expire=now --all",
+    "reflog": "git reset -q --hard HEAD~1",
+    "unreachable": "git reset -q --hard HEAD~1; git reflog expire --expire=now --all",
+    "none": "git reset -q --hard HEAD~1; git reflog expire --expire=now --all; git gc -q --prune=now",
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_check_finds_the_answer_in_a_repository(make_task, tmp_path, leak):
+    """Fault 1: the fixing commit by a tag, by the reflog, as an unreachable object."""
+    folder = make_task()
+    (folder / "environment/setup.sh").write_text(REPOSITORY + LEAKS[leak] + "\n")
+    text = (folder / "task.toml").read_text()
+    hook = '[environment.healthcheck]\ncommand = "[ -d /app/r ] || sh /app/setup.sh"\ntimeout_sec = 120\n[dayfly]'
+    (folder / "task.toml").write_text(text.replace("[dayfly]", hook))
+    task = load_task(folder, strict=True)
+    settings = parse_job({"tasks": ["."], "agents": ["no-op"], "retries": 0}, "test")
+    (report,) = anyio.run(lambda: check_tasks([task], settings, 2, tmp_path / "jobs", run_job))
+    found = [p for p in report.problems if "commit" in p]
+    assert bool(found) is (leak != "none"), report.problems
+    assert all("/app/r" in p and "the fix" in p for p in found)
+
+
 def test_check_finds_a_task_fit_and_its_strictest_class(make_task, tmp_path):
     make_task(top='[[artifacts]]\nsource = "/app/result.txt"\n')
     task = load_task(tmp_path / "tasks/write-result", strict=True)

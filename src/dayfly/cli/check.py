@@ -40,7 +40,8 @@ def check(
 ) -> None:
     """Is a task fit to judge agents? The oracle must pass, doing nothing must fail, repeats start equal.
 
-    Unknown keys are errors here. Exit 1 when a task is not fit.
+    Unknown keys are errors here, and so are commits in a repository that an agent could read the answer from.
+    Exit 1 when a task is not fit, 4 when something could not be tried.
     """
     loaded, refused = [], []
     for folder in find_tasks(tasks):
@@ -59,8 +60,10 @@ def check(
         put_json({"schema_version": 1, "tasks": reports})
     else:
         _put_reports(reports, static, jobs_dir)
-    if not all(r["fit"] for r in reports):
+    if any(r["fit"] is False for r in reports):
         raise typer.Exit(1)
+    if any(r["fit"] is None for r in reports):
+        raise typer.Exit(4)
 
 
 def _try_out(
@@ -94,10 +97,12 @@ def _put_reports(reports: list[Report], static: bool, jobs_dir: Path) -> None:
     for report in reports:
         strictest = report.get("strictest_verifier_class")
         tail = f"  (strictest verifier class: {strictest})" if strictest else ""
-        word = "fit" if not static else "reads"
-        put(f"{word if report['fit'] else 'NOT FIT'}  {report['task']}{tail}")
+        words = {True: "reads" if static else "fit", False: "NOT FIT", None: "UNKNOWN"}
+        put(f"{words[report['fit']]}  {report['task']}{tail}")
         for problem in report["problems"]:
             put(f"    problem: {problem}")
+        for fault in report.get("unjudged", []):
+            put(f"    not tried: {fault}")
         for line in (report.get("hint") or "").splitlines():
             put(f"    hint: {line}")
         for remark in report.get("remarks", []):
