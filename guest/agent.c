@@ -477,7 +477,7 @@ static void do_clone(uint32_t id, const struct fields *f) {
     reply_clock(id, f);
 }
 
-/* Disks are told apart by the serial number that the host gives them. */
+/* Disks are told apart by the serial number that the host gives them. Asking for it does not read the disk. */
 static bool find_disk(const char *serial, char *path, size_t size) {
     char name[64], text[32];
     for (char letter = 'a'; letter <= 'f'; letter++) {
@@ -486,35 +486,38 @@ static bool find_disk(const char *serial, char *path, size_t size) {
         text[strcspn(text, "\n")] = 0;
         if (strcmp(text, serial) != 0) continue;
         snprintf(path, size, "/dev/vd%c", letter);
-        /* what the template read of its blank disk (partition tables) must not be believed now */
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) ioctl(fd, BLKFLSBUF, 0);
-        close_fd(&fd);
         return true;
     }
     return false;
 }
 
-static void mount_disks(void) {
-    char base[16], work[16];
-    if (!find_disk("base", base, sizeof base) || !find_disk("work", work, sizeof work)) refuse("no_disk", "a disk is missing");
-    if (mount(base, "/run/base", "squashfs", MS_RDONLY | MS_NODEV, NULL) < 0 && mount(base, "/run/base", "erofs", MS_RDONLY | MS_NODEV, NULL) < 0)
-        refuse("bad_base_disk", "the image's disk cannot be mounted: %s", strerror(errno));
-    if (mount(work, "/run/work", "ext4", MS_NODEV | MS_NOATIME, NULL) < 0)
-        refuse("bad_work_disk", "the writable disk cannot be mounted: %s", strerror(errno));
-    if (mkdir("/run/work/upper", 0755) == 0) reserve_space();
-    else give_space_back(); /* a disk that was worked on before: what comes now is not the workload */
-    mkdir("/run/work/work", 0755);
-    if (mount("overlay", "/run/root", "overlay", MS_NODEV, "lowerdir=/run/base,upperdir=/run/work/upper,workdir=/run/work/work") < 0)
-        refuse("bad_work_disk", "the overlay cannot be mounted: %s", strerror(errno));
+static void find_disks(void) {
+    for (int tries = 0; tries < 200; tries++) {
+        if (find_disk("base", g.base_disk, sizeof g.base_disk) && find_disk("work", g.work_disk, sizeof g.work_disk)) return;
+        usleep(10000);
+    }
 }
 
-/* The upper folder becomes the root of the image: it must look like the image's root, once. */
-static void copy_root_attributes(void) {
+/* What the kernel read of a blank disk before the template was saved (its partition table) it has dropped since: a
+ * block device keeps no pages while nobody has it open. Returns whether this is the disk's first use. */
+static bool mount_disks(void) {
+    static const char *const options = "lowerdir=/run/base,upperdir=/run/work/upper,workdir=/run/work/work";
     struct stat st;
-    if (stat("/run/base", &st) < 0 || access("/run/work/.dayfly-set-up", F_OK) == 0) return;
-    if (chown("/run/work/upper", st.st_uid, st.st_gid) == 0) chmod("/run/work/upper", st.st_mode & 07777);
-    put_file("/run/work/.dayfly-set-up", "");
+    if (!g.base_disk[0] || !g.work_disk[0]) refuse("no_disk", "the VM has no disk named base or none named work");
+    if (mount(g.base_disk, "/run/base", "squashfs", MS_RDONLY | MS_NODEV, NULL) < 0 &&
+        mount(g.base_disk, "/run/base", "erofs", MS_RDONLY | MS_NODEV, NULL) < 0)
+        refuse("bad_base_disk", "the image's disk cannot be mounted: %s", strerror(errno));
+    if (mount(g.work_disk, "/run/work", "ext4", MS_NODEV | MS_NOATIME, NULL) < 0)
+        refuse("bad_work_disk", "the writable disk cannot be mounted: %s", strerror(errno));
+    bool first = mkdir("/run/work/upper", 0755) == 0;
+    if (!first)
+        give_space_back(); /* a disk that was worked on before: what comes now is not the workload */
+    else if (stat("/run/base", &st) == 0 && chown("/run/work/upper", st.st_uid, st.st_gid) == 0)
+        chmod("/run/work/upper", st.st_mode & 07777); /* it becomes the root: it must look like the image's */
+    mkdir("/run/work/work", 0755);
+    if (mount("overlay", "/run/root", "overlay", MS_NODEV, options) < 0)
+        refuse("bad_work_disk", "the overlay cannot be mounted: %s", strerror(errno));
+    return first;
 }
 
 /* Read one report of a child: a sign and fields, at most STATUS_MAX bytes, at once or followed by the end. The agent
@@ -593,13 +596,16 @@ static void add_sizes(struct buffer *b) {
 
 /* Mounting is done in a child: an image that the kernel chokes on is an answer, not the end of the agent. */
 static bool mount_image(char *text, size_t *length) {
+    const struct sched_param idle = {0};
     struct buffer none = {0};
     int report = -1;
     write_etc_files();
     if (fork_reporting(-1, &report) == 0) {
-        mount_disks();
-        copy_root_attributes();
-        finish('+', &none);
+        bool first = mount_disks();
+        tell(&none);
+        sched_setscheduler(0, SCHED_IDLE, &idle);
+        if (first) reserve_space(); /* while the host and the first program go on */
+        _exit(0);
     }
     bool mounted = await_report(report, text, length);
     close_fd(&report);
@@ -1231,6 +1237,7 @@ static void boot(void) {
     make_cgroups();
     start_outer_init();
     spawn_work_init();
+    find_disks();
     raise_loopback();
     open_signals();
     g.port = open_port();

@@ -83,6 +83,7 @@ static struct {
     int port, signals, proc, urandom;
     int own_pids, outer_pids, work_pids, work_mounts, verify_mounts, cgroups_ns, work_pts;
     int work_go, work_report; /* to and from the workload's init until the set-up is done */
+    char base_disk[16], work_disk[16];
     char work_pid[32];        /* as the agent knows it */
     bool host_seen;
     int64_t host_gone_since;

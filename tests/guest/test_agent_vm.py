@@ -170,13 +170,15 @@ async def test_the_verifiers_place_is_new_and_out_of_reach(start: Start, tmp_pat
         await sh(
             vm,
             "mkdir -p /logs/verifier /elsewhere; echo 1 > /logs/verifier/reward.txt; ln -s /elsewhere /tests;"
-            "(while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 1 > /tests/test.sh;"
+            "(while ! test -e /go; do sleep 0.05; done;"
+            " while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 1 > /tests/test.sh;"
             " mv /logs /old; mv /tests /old2; rmdir /tests; sleep 0.01; done) >/dev/null 2>&1 &",
         )
         await vm.freeze()
         planted = await vm.open_verifier_space(["/tests", "/logs/verifier"])
-        assert "/tests" in planted
+        assert set(planted) == {"/tests", "/logs/verifier/reward.txt"}
         await vm.thaw()
+        await sh(vm, "touch /go")
         assert await said(vm, "ls -A /tests /logs/verifier", space="verify") == "/logs/verifier:\n\n/tests:"
         await vm.put(b"echo 0.5 > /logs/verifier/reward.txt; ps -e -o args=\n", "/tests/test.sh", space="verify")
         seen = await said(vm, "sh /tests/test.sh", space="verify")
