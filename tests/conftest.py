@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dayfly.images import ImageStore
+from dayfly.model import Disk
+
+IMAGE = "dayfly/demo-base:latest"
 
 settings.register_profile(
     "dayfly", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -21,3 +30,16 @@ def _mark_vm_tests_in_the_report(request: pytest.FixtureRequest, record_property
     """scripts/count-vm-tests counts these."""
     if request.node.get_closest_marker("vm"):
         record_property("vm", "yes")
+
+
+@pytest.fixture(scope="session")
+def base_disk() -> Iterator[Disk]:
+    """The disk of the demo's base image; imported from the tar that scripts/run-tests has built, if need be."""
+    store = ImageStore()
+    tar = os.environ.get("DAYFLY_TEST_BASE_TAR")
+    if not any(i.name == IMAGE for i in store.list()):
+        if not tar:
+            pytest.skip("the base image is not built; scripts/run-tests builds it")
+        store.import_image(Path(tar), IMAGE, workdir="/app")
+    with store.using(store.disk(store.resolve(IMAGE))) as disk:
+        yield disk

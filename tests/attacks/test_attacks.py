@@ -7,9 +7,8 @@ what one gets when one chooses that class. The oracle passes in all of them, so 
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ from typing import Any
 import anyio
 import pytest
 
-from dayfly.images import ImageStore
 from dayfly.job import parse_job, plan_new, run_job
-from dayfly.model import GRADED, Outcome, RolloutRecord, VerifierClass
+from dayfly.model import GRADED, Disk, Outcome, RolloutRecord, VerifierClass
 
 pytestmark = pytest.mark.vm
 
 AGENTS = Path(__file__).parent / "agents"
 TASKS = Path(__file__).parents[2] / "examples" / "demo" / "tasks"
-IMAGE = "dayfly/demo-base:latest"
 
 
 @dataclass(frozen=True)
@@ -65,18 +62,6 @@ Results = dict[str, RolloutRecord]
 """Agent name and, for the oracle, task → how it ended."""
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[None]:
-    """The base image in the store; imported from the tar that scripts/run-tests has built when it is not."""
-    store = ImageStore()
-    if not any(known.name == IMAGE for known in store.list()):
-        tar = os.environ.get("DAYFLY_TEST_BASE_TAR")
-        if not tar:
-            pytest.skip("the base image is not built; scripts/run-tests builds it")
-        store.import_image(Path(tar), IMAGE, workdir="/app")
-    yield
-
-
 def run_attacks(
     task: Path,
     attacks: list[Attack],
@@ -104,7 +89,7 @@ def run_attacks(
 
 
 @pytest.fixture(scope="module")
-def results(image: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[VerifierClass], Results]:
+def results(base_disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> Callable[[VerifierClass], Results]:
     """All attacks in one verifier class, run when first asked for."""
     known: dict[VerifierClass, Results] = {}
     jobs_dir = tmp_path_factory.mktemp("jobs")
@@ -158,7 +143,7 @@ def test_the_table(
     assert len(lines) == 2 + len(ATTACKS)
 
 
-def test_the_attacks_are_real(image: None, tmp_path: Path) -> None:
+def test_the_attacks_are_real(base_disk: Disk, tmp_path: Path) -> None:
     """A verifier without care lets them pass: what stops them above is not that they do nothing."""
     task = tmp_path / "fix-failing-test"
     shutil.copytree(TASKS / task.name, task)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from dayfly.images import ImageStore
 from dayfly.model import Disk, ImageConfig, Machine, Task
 from dayfly.registry import HypervisorSettings, make_hypervisor
 from dayfly.tasks import load_task
 from dayfly.testing import FAKE, Bench, FakeHypervisor, Programs
 
-IMAGE = "dayfly/demo-base:latest"
 SMALL = Machine(memory_mib=512, storage_mib=256)
 NO_DISK = Disk(Path("/dev/null"), "sha256:0", ImageConfig(workdir="/app"))
 
@@ -26,25 +23,8 @@ def fake_bench(tmp_path: Path) -> Bench:
     return Bench(hypervisor, NO_DISK, SMALL, tmp_path, FAKE, lambda ids: hypervisor.running, lifetime_s=0.5)
 
 
-@pytest.fixture(scope="module")
-def base_disk() -> Iterator[Disk]:
-    store = ImageStore()
-    tar = os.environ.get("DAYFLY_TEST_BASE_TAR")
-    if not any(i.name == IMAGE for i in store.list()):
-        if not tar:
-            pytest.skip("the base image is not built; scripts/run-tests builds it")
-        store.import_image(Path(tar), IMAGE, workdir="/app")
-    with store.using(store.disk(store.resolve(IMAGE))) as disk:
-        yield disk
-
-
 @pytest.fixture
 def qemu_bench(base_disk: Disk, tmp_path: Path) -> Bench:
-    pytest.importorskip("dayfly.guest")
-    import dayfly.hypervisors.qemu
-
-    if not hasattr(dayfly.hypervisors.qemu, "QemuHypervisor"):
-        pytest.skip("dayfly.hypervisors.qemu exports no QemuHypervisor yet")
     hypervisor = make_hypervisor("qemu", HypervisorSettings())
     return Bench(hypervisor, base_disk, SMALL, tmp_path, running=processes_of)
 

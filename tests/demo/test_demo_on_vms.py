@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
-from dayfly.images import ImageStore
 from dayfly.job import load_job_file, plan_new, run_job
-from dayfly.model import Outcome, RolloutRecord, VerifierClass
+from dayfly.model import Disk, Outcome, RolloutRecord, VerifierClass
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
-IMAGE = "dayfly/demo-base:latest"
 SCRIPTED = {
     "csv-to-json": (Outcome.PASSED, 1),
     "find-file": (Outcome.PASSED, 1),
@@ -35,18 +31,6 @@ TASKS = sorted(SCRIPTED)
 STRICTER = [(task, verifier_class) for task in TASKS if task != "serve-sums" for verifier_class in VerifierClass]
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[None]:
-    """The base image in the store; imported from the tar that scripts/run-tests has built when it is not."""
-    store = ImageStore()
-    if not any(known.name == IMAGE for known in store.list()):
-        tar = os.environ.get("DAYFLY_TEST_BASE_TAR")
-        if not tar:
-            pytest.skip("the base image is not built; scripts/run-tests builds it")
-        store.import_image(Path(tar), IMAGE, workdir="/app")
-    yield
-
-
 def run_demo(jobs_dir: Path, **changes: object) -> list[RolloutRecord]:
     job = load_job_file(DEMO / "job.yaml").model_copy(update={"attempts": 1, "retries": 0, **changes})
     return anyio.run(lambda: run_job(plan_new(job, DEMO, jobs_dir))).records
@@ -57,14 +41,14 @@ def explain(record: RolloutRecord) -> str:
 
 
 @pytest.fixture(scope="module")
-def demo(image: None, tmp_path_factory: pytest.TempPathFactory) -> list[RolloutRecord]:
+def demo(base_disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> list[RolloutRecord]:
     """The demo job as it is, with one attempt."""
     return run_demo(tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.fixture(scope="module")
 def by_class(
-    image: None, tmp_path_factory: pytest.TempPathFactory
+    base_disk: Disk, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, VerifierClass], RolloutRecord]:
     """The oracle in each verifier class, whatever a task says."""
     oracle = [agent for agent in load_job_file(DEMO / "job.yaml").agents if agent.name == "oracle"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,12 @@ import anyio
 import pytest
 
 from dayfly.evidence import new_rollout_id
-from dayfly.images import ImageStore
 from dayfly.job import JobResult, parse_job, plan_new, run_job
-from dayfly.model import Disk, Machine
+from dayfly.model import Machine
 from dayfly.protocols import StartOptions, Vm
 from dayfly.registry import HypervisorSettings, make_hypervisor
 
-IMAGE = "dayfly/demo-base:latest"
 SMALL = Machine(memory_mib=512, storage_mib=1024)
-
-
-@pytest.fixture(scope="session")
-def base_disk() -> Iterator[Disk]:
-    """The base image's disk; imported from the tar that scripts/run-tests has built, when it is not there."""
-    store = ImageStore()
-    tar = os.environ.get("DAYFLY_TEST_BASE_TAR")
-    if not any(i.name == IMAGE for i in store.list()):
-        if not tar:
-            pytest.skip("the base image is not built; scripts/run-tests builds it")
-        store.import_image(Path(tar), IMAGE, workdir="/app")
-    with store.using(store.disk(store.resolve(IMAGE))) as disk:
-        yield disk
 
 
 @pytest.fixture(scope="session")
