@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,24 @@ def base_disk() -> Iterator[Disk]:
         store.import_image(Path(tar), IMAGE, workdir="/app")
     with store.using(store.disk(store.resolve(IMAGE))) as disk:
         yield disk
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `dayfly run …` in `tmp_path` as a process; whatever happens, none outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dayfly.cli", "run", *args, "--jobs-dir", str(tmp_path / "jobs")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

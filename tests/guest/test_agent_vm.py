@@ -146,6 +146,9 @@ async def test_frozen_means_nothing_moves(start: Start, tmp_path: Path) -> None:
         await vm.freeze()
         sizes = [(await vm.get("/work/count", tmp_path / "count")).bytes for _ in range(3)]
         assert len(set(sizes)) == 1
+        with pytest.raises(GuestRefused) as caught:
+            await sh(vm, "true")
+        assert caught.value.cause == "frozen"
         await vm.thaw()
         first = int(await said(vm, "wc -c < /work/count"))
         with anyio.fail_after(60):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -203,27 +201,6 @@ def test_engine_leaves_nothing_taken_when_a_rollout_raises():
 # --- real processes -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def controllers():
-    """Processes that a test starts; whatever happens, none outlives it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def start(controllers, tmp_path: Path, *args: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dayfly.cli", "run", *args, "--jobs-dir", str(tmp_path / "jobs")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-    )
-    controllers.append(process)
-    return process
-
-
 def fake_args(tmp_path: Path, attempts: int) -> list[str]:
     tasks = str(tmp_path / "tasks")
     return [tasks, "-a", "oracle", "-a", "no-op", "-k", str(attempts), "--hypervisor", "fake", "-c", "4"]
@@ -242,9 +219,9 @@ SLOW = "#!fake\nwrite result.txt done\nsleep 0.15\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, controllers, number):
+def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, start_run, number):
     make_task(solve=SLOW)
-    process = start(controllers, tmp_path, *fake_args(tmp_path, 40))
+    process = start_run(*fake_args(tmp_path, 40))
     job = wait_for_job(tmp_path, 3)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -256,12 +233,12 @@ def test_one_signal_stops_collects_and_exits_130(make_task, tmp_path, controller
     assert list((tmp_path / "jobs" / job / "work").iterdir()) == []
 
 
-def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_path, controllers):
+def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_path, start_run):
     """Fault 51/52 and the issue's point 4 on the fake: twenty kills, each followed by --resume."""
     make_task("a", solve=SLOW)
     make_task("b", solve="#!fake\nwrite result.txt done\nsleep 0.05\n")
     random.seed(7)
-    process = start(controllers, tmp_path, *fake_args(tmp_path, 30))
+    process = start_run(*fake_args(tmp_path, 30))
     job = wait_for_job(tmp_path)
     finished: dict[str, str] = {}
     for _ in range(20):
@@ -275,7 +252,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_pa
         for key, rollout in finished.items():
             assert now.get(key) == rollout, "a finished rollout was lost or run twice"
         finished = now
-        process = start(controllers, tmp_path, "--resume", job)
+        process = start_run("--resume", job)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err.decode()
     records = list(JobFolder.open(tmp_path / "jobs", job).records())
@@ -290,11 +267,11 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(make_task, tmp_pa
     assert set(shown) <= {r.rollout_id for r in records}, "what was shown as done is on file"
 
 
-def test_two_controllers_cannot_work_on_one_job(make_task, tmp_path, controllers):
+def test_two_controllers_cannot_work_on_one_job(make_task, tmp_path, start_run):
     make_task(solve=SLOW)
-    first = start(controllers, tmp_path, *fake_args(tmp_path, 40))
+    first = start_run(*fake_args(tmp_path, 40))
     job = wait_for_job(tmp_path, 1)
-    second = start(controllers, tmp_path, "--resume", job)
+    second = start_run("--resume", job)
     _, err = second.communicate(timeout=60)
     assert second.returncode != 0
     assert str(first.pid) in err.decode()

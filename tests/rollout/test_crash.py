@@ -21,27 +21,6 @@ pytestmark = pytest.mark.vm
 ROUNDS = 20
 
 
-@pytest.fixture
-def controllers():
-    """Processes that a test starts; whatever happens, none outlives it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def start(controllers, tmp_path: Path, *args: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dayfly.cli", "run", *args, "--jobs-dir", str(tmp_path / "jobs")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-    )
-    controllers.append(process)
-    return process
-
-
 def vmms(tmp_path: Path) -> list[int]:
     """Processes that have a VM of this test's jobs in their command line."""
     ids: set[str] = set()
@@ -84,13 +63,11 @@ def gc(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kill_nine_at_twenty_random_moments(make_task, controllers, tmp_path):
+def test_kill_nine_at_twenty_random_moments(make_task, start_run, tmp_path):
     """Each kill is followed by --resume: no finished rollout lost, none run twice, none missing, nothing left."""
     for name in ("a", "b"):
         make_task(name)
-    process = start(
-        controllers, tmp_path, str(tmp_path / "tasks"), "-a", "oracle", "-a", "no-op", "-k", "4", "-c", "2"
-    )
+    process = start_run(str(tmp_path / "tasks"), "-a", "oracle", "-a", "no-op", "-k", "4", "-c", "2")
     wait_until(lambda: finished(tmp_path)[1] >= 0, 240, "the job did not start")
     job = finished(tmp_path)[0]
     random.seed(11)
@@ -107,7 +84,7 @@ def test_kill_nine_at_twenty_random_moments(make_task, controllers, tmp_path):
         for key, rollout in known.items():
             assert now.get(key) == rollout, "a finished rollout was lost or run twice"
         known = now
-        process = start(controllers, tmp_path, "--resume", job)
+        process = start_run("--resume", job)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err.decode()
     records = list(JobFolder.open(tmp_path / "jobs", job).records())
@@ -120,7 +97,7 @@ def test_kill_nine_at_twenty_random_moments(make_task, controllers, tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["boot", "setup", "agent", "collect", "verify"])
-def test_one_interrupt_in_each_phase(make_task, controllers, tmp_path, phase):
+def test_one_interrupt_in_each_phase(make_task, start_run, tmp_path, phase):
     """Fault 55: stop, collect, clean up, 130; the rollout is cancelled and resume is offered."""
     make_task(
         environment='[environment.healthcheck]\ncommand = "sleep 2"\n',
@@ -128,7 +105,7 @@ def test_one_interrupt_in_each_phase(make_task, controllers, tmp_path, phase):
         solve="#!/bin/sh\necho partial output\nsleep 3\necho done > /app/result.txt\n",
         test="#!/bin/sh\nsleep 3\necho 1 > /logs/verifier/reward.txt\n",
     )
-    process = start(controllers, tmp_path, str(tmp_path / "tasks"), "-a", "oracle", "--display", "json", "-c", "1")
+    process = start_run(str(tmp_path / "tasks"), "-a", "oracle", "--display", "json", "-c", "1")
     assert process.stdout is not None
     for line in process.stdout:
         if b'"phase": "%s"' % phase.encode() in line:
@@ -147,9 +124,9 @@ def test_one_interrupt_in_each_phase(make_task, controllers, tmp_path, phase):
         assert (place / "agent/stdout.txt").read_bytes() == b"partial output\n"
 
 
-def test_two_interrupts_leave_at_once_and_the_vms_with_them(make_task, controllers, tmp_path):
+def test_two_interrupts_leave_at_once_and_the_vms_with_them(make_task, start_run, tmp_path):
     make_task(solve="#!/bin/sh\nsleep 300\n", agent_timeout=600)
-    process = start(controllers, tmp_path, str(tmp_path / "tasks"), "-a", "oracle", "-k", "2", "-c", "2")
+    process = start_run(str(tmp_path / "tasks"), "-a", "oracle", "-k", "2", "-c", "2")
     wait_until(lambda: vmms(tmp_path), 240, "no VM started")
     time.sleep(1)
     process.send_signal(signal.SIGINT)
