@@ -110,3 +110,12 @@ def test_importing_does_nothing():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"" and done.stderr == b""
+
+
+@pytest.mark.parametrize("name", ["job", "task", "rollout"])
+def test_published_schemas_are_current(name, tmp_path):
+    script = ROOT / "scripts/write-schemas"
+    code = f"import runpy; print(runpy.run_path({str(script)!r})['text_of']('{name}.schema.json'), end='')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    published = (ROOT / f"docs/schemas/{name}.schema.json").read_text()
+    assert done.stdout.decode() == published, "run scripts/write-schemas"
