@@ -323,6 +323,8 @@ static void begin_exec(uint32_t id, const struct fields *f) {
         fail_op(o, "bad_request", "bad arguments");
     } else if (p.space == VERIFY && !g.plain && g.verify_mounts < 0) {
         fail_op(o, "no_verifier_space", "there is no verifier space yet");
+    } else if (p.space == WORK && g.frozen) {
+        fail_op(o, "frozen", "the workload is frozen: nothing could run in it");
     } else if (!connect_streams(o, &p, f)) {
         fail_op(o, "limit", "no more pipes or terminals in the guest");
     } else {
@@ -414,6 +416,7 @@ static void begin_helper(uint32_t id, const char *name, const struct fields *f) 
         return;
     }
     if (o->takes_namespace) give_space_back();
+    if (!strcmp(name, "freeze") || !strcmp(name, "thaw")) g.frozen = !g.plain && *name == 'f';
     if (!make_pipe(&o->in, &in, false) || !make_pipe(&o->out[0].fd, &out, true)) {
         fail_op(o, "limit", "no more pipes in the guest");
     } else if (start_child(o, o->takes_namespace ? g.outer_pids : -1, -1) == 0) {

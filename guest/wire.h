@@ -85,6 +85,7 @@ static struct {
     int work_go, work_report; /* to and from the workload's init until the set-up is done */
     char base_disk[16], work_disk[16];
     char work_pid[32];        /* as the agent knows it */
+    bool frozen;
     bool host_seen;
     int64_t host_gone_since;
     struct buffer in, out, request;

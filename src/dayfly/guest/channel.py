@@ -335,11 +335,11 @@ class Channel:
     _beat_due = 0.0
 
     def _on_beat(self) -> None:
-        """Count silence only as far as we ourselves were running: a stopped or starved host proves nothing."""
+        """Count silence as far as we ourselves were running: a stopped or starved host proves little, but a host
+        that is late for ever must give up at some time, too."""
         assert self._loop is not None
         late_s = self._loop.time() - self._beat_due
-        if late_s < BEAT_S / 2:
-            self._silent_s += BEAT_S
+        self._silent_s += BEAT_S if late_s < BEAT_S / 2 else BEAT_S / 4
         if self._silent_s > self._silence_s:
             self.end(GuestLost(f"the guest has been silent for {self._silent_s:g} s", cause="guest_silent"))
             return
