@@ -388,20 +388,6 @@ static bool space_exists(const struct fields *f) {
     return g.plain || !text_field(f, "space", space, sizeof space) || strcmp(space, "verify") != 0 || g.verify_mounts >= 0;
 }
 
-/* A little space that the workload cannot take: on a full disk the verifier's folders could not even be made, and a
- * later boot would find the overlay read-only. Given back when the workload has ended. */
-#define BALLAST "/run/work/.dayfly-ballast"
-enum { BALLAST_SIZE = 1024 * 1024 };
-
-static void reserve_space(void) {
-    int fd = open(BALLAST, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return;
-    if (fallocate(fd, 0, 0, BALLAST_SIZE) < 0) unlink(BALLAST);
-    close(fd);
-}
-
-static void give_space_back(void) { unlink(BALLAST); }
-
 static void begin_helper(uint32_t id, const char *name, const struct fields *f) {
     int in = -1, out = -1;
     struct op *o = new_op(id, HELPER);
@@ -501,28 +487,6 @@ static void find_disks(void) {
     }
 }
 
-/* What the kernel read of a blank disk before the template was saved (its partition table) it has dropped since: a
- * block device keeps no pages while nobody has it open. Returns whether this is the disk's first use. */
-static bool mount_disks(void) {
-    static const char *const options = "lowerdir=/run/base,upperdir=/run/work/upper,workdir=/run/work/work";
-    struct stat st;
-    if (!g.base_disk[0] || !g.work_disk[0]) refuse("no_disk", "the VM has no disk named base or none named work");
-    if (mount(g.base_disk, "/run/base", "squashfs", MS_RDONLY | MS_NODEV, NULL) < 0 &&
-        mount(g.base_disk, "/run/base", "erofs", MS_RDONLY | MS_NODEV, NULL) < 0)
-        refuse("bad_base_disk", "the image's disk cannot be mounted: %s", strerror(errno));
-    if (mount(g.work_disk, "/run/work", "ext4", MS_NODEV | MS_NOATIME, NULL) < 0)
-        refuse("bad_work_disk", "the writable disk cannot be mounted: %s", strerror(errno));
-    bool first = mkdir("/run/work/upper", 0755) == 0;
-    if (!first)
-        give_space_back(); /* a disk that was worked on before: what comes now is not the workload */
-    else if (stat("/run/base", &st) == 0 && chown("/run/work/upper", st.st_uid, st.st_gid) == 0)
-        chmod("/run/work/upper", st.st_mode & 07777); /* it becomes the root: it must look like the image's */
-    mkdir("/run/work/work", 0755);
-    if (mount("overlay", "/run/root", "overlay", MS_NODEV, options) < 0)
-        refuse("bad_work_disk", "the overlay cannot be mounted: %s", strerror(errno));
-    return first;
-}
-
 /* Read one report of a child: a sign and fields, at most STATUS_MAX bytes, at once or followed by the end. The agent
  * does nothing else meanwhile; the host waits for the same thing. */
 static bool await_report(int fd, char *text, size_t *length) {
@@ -597,27 +561,11 @@ static void add_sizes(struct buffer *b) {
     add_number(b, "disk_free", (int64_t)(fs.f_bavail * fs.f_frsize));
 }
 
-/* Mounting is done in a child: an image that the kernel chokes on is an answer, not the end of the agent. */
-static bool mount_image(char *text, size_t *length) {
-    const struct sched_param idle = {0};
-    struct buffer none = {0};
-    int report = -1;
-    write_etc_files();
-    if (fork_reporting(-1, &report) == 0) {
-        bool first = mount_disks();
-        tell(&none);
-        sched_setscheduler(0, SCHED_IDLE, &idle);
-        if (first) reserve_space(); /* while the host and the first program go on */
-        _exit(0);
-    }
-    bool mounted = await_report(report, text, length);
-    close_fd(&report);
-    return mounted;
-}
-
-/* The workload's init has its own view of what was mounted just now; it only has to go there. */
+/* The workload's init mounts the disks and goes there: an image that the kernel chokes on is an answer, and not the
+ * end of the agent. */
 static bool enter_work(char *text, size_t *length) {
     *length = 0;
+    write_etc_files();
     if (write(g.work_go, "", 1) != 1 || !await_report(g.work_report, text, length)) return false;
     close_fd(&g.work_go);
     close_fd(&g.work_report);
@@ -638,7 +586,7 @@ static void do_setup(uint32_t id, const struct fields *f) {
     size_t length;
     struct buffer b = {0};
     if (!text_field(f, "workdir", g.workdir, sizeof g.workdir) || g.workdir[0] != '/') strcpy(g.workdir, "/");
-    if (!g.plain && (!mount_image(text, &length) || !enter_work(text, &length))) {
+    if (!g.plain && !enter_work(text, &length)) {
         send_reported(id, text, length);
         return;
     }
@@ -1131,12 +1079,12 @@ static void switch_root(void) {
     unlink("/init");
     if (chdir("/newroot") < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || chroot(".") < 0 || chdir("/") < 0) die("switch_root");
     mkdir("/run", 0755);
-    /* shared: what is mounted here later, when the disks are known, arrives in the workload's namespace as well */
+    /* shared: the workload's init mounts the disks here when they are known, and the mounts arrive at ours */
     if (mount("tmpfs", "/run", "tmpfs", MS_NODEV | MS_NOSUID, "mode=755,size=1m") < 0 || mount(NULL, "/run", NULL, MS_SHARED, NULL) < 0) die("/run");
     mkdir("/run/base", 0755);
     mkdir("/run/work", 0755);
     mkdir("/run/root", 0755);
-    mkdir("/run/skeleton", 0755);
+    mkdir("/skeleton", 0755);
     mkdir("/run/etc", 0755);
     if (mount("tmpfs", "/run/etc", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=256k") < 0) die("/run/etc");
     for (int i = 0; i < ETC_FILES; i++) {
@@ -1239,8 +1187,8 @@ static void boot(void) {
     harden_kernel();
     make_cgroups();
     start_outer_init();
-    spawn_work_init();
     find_disks();
+    spawn_work_init(); /* it must know the disks */
     raise_loopback();
     open_signals();
     g.port = open_port();

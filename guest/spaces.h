@@ -136,11 +136,10 @@ struct world {
     int dev, proc, sys, etc[ETC_FILES];
 };
 
-/* Leave the agent's root for an empty one of our own, with the agent's below /old: what it mounts in /run later
- * still arrives there. */
+/* Leave the agent's root for an empty one of our own, with the agent's below /old. Its /run stays shared: what is
+ * mounted there later is there for both. */
 static void enter_skeleton(void) {
-    if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 || mount("tmpfs", "/run/skeleton", "tmpfs", MS_NODEV, "mode=755,size=64k") < 0 ||
-        chdir("/run/skeleton") < 0 || mkdir("old", 0755) < 0 || syscall(SYS_pivot_root, ".", "old") < 0 || chdir("/") < 0)
+    if (mount("tmpfs", "/skeleton", "tmpfs", MS_NODEV, "mode=755,size=64k") < 0 || chdir("/skeleton") < 0 || mkdir("old", 0755) < 0 || syscall(SYS_pivot_root, ".", "old") < 0 || chdir("/") < 0)
         refuse_errno("skeleton");
     mkdir("/dev", 0755);
     mkdir("/proc", 0755);
@@ -171,7 +170,50 @@ static void make_world(struct world *w) {
     w->sys = clone_tree("/sys");
 }
 
-/* Make the overlay that has arrived the root for good: after this no path of the agent can be named. Only then are
+/* A little space that the workload cannot take: on a full disk the verifier's folders could not even be made, and a
+ * later boot would find the overlay read-only. Given back when the workload has ended. */
+#define BALLAST_NAME ".dayfly-ballast"
+enum { BALLAST_SIZE = 1024 * 1024 };
+
+static void reserve_space(int disk) {
+    int fd = openat(disk, BALLAST_NAME, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    if (fallocate(fd, 0, 0, BALLAST_SIZE) < 0) unlinkat(disk, BALLAST_NAME, 0);
+    close(fd);
+}
+
+static void give_space_back(void) { unlink("/run/work/" BALLAST_NAME); }
+
+/* What the kernel read of a blank disk before the template was saved (its partition table) it has dropped since: a
+ * block device keeps no pages while nobody has it open. Returns the root of the writable disk when this is its first
+ * use, else -1. */
+static int mount_disks(void) {
+    static const char *const options = "lowerdir=/old/run/base,upperdir=/old/run/work/upper,workdir=/old/run/work/work";
+    struct stat st;
+    char base[32], work[32];
+    int first = -1;
+    if (!g.base_disk[0] || !g.work_disk[0]) refuse("no_disk", "the VM has no disk named base or none named work");
+    snprintf(base, sizeof base, "/old%s", g.base_disk);
+    snprintf(work, sizeof work, "/old%s", g.work_disk);
+    if (mount(base, "/old/run/base", "squashfs", MS_RDONLY | MS_NODEV, NULL) < 0 &&
+        mount(base, "/old/run/base", "erofs", MS_RDONLY | MS_NODEV, NULL) < 0)
+        refuse("bad_base_disk", "the image's disk cannot be mounted: %s", strerror(errno));
+    if (mount(work, "/old/run/work", "ext4", MS_NODEV | MS_NOATIME, NULL) < 0)
+        refuse("bad_work_disk", "the writable disk cannot be mounted: %s", strerror(errno));
+    if (mkdir("/old/run/work/upper", 0755) < 0) {
+        unlink("/old/run/work/" BALLAST_NAME); /* worked on before: what comes now is not the workload */
+    } else {
+        first = open("/old/run/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (stat("/old/run/base", &st) == 0 && chown("/old/run/work/upper", st.st_uid, st.st_gid) == 0)
+            chmod("/old/run/work/upper", st.st_mode & 07777); /* it becomes the root: it must look like the image's */
+    }
+    mkdir("/old/run/work/work", 0755);
+    if (mount("overlay", "/old/run/root", "overlay", MS_NODEV, options) < 0)
+        refuse("bad_work_disk", "the overlay cannot be mounted: %s", strerror(errno));
+    return first;
+}
+
+/* Make the overlay the root for good: after this no path of the agent can be named. Only then are
  * the image's own links followed. */
 static void enter_image(const struct world *w) {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || chdir("/old/run/root") < 0 || syscall(SYS_pivot_root, ".", ".") < 0 ||
@@ -193,8 +235,8 @@ static void tell(const struct buffer *b) {
     buffer_free(&whole);
 }
 
-/* The workload's init: makes its world and says under which pid the agent knows it; waits for the disks; enters the
- * image and says so; and then reaps. Its first half is part of a template, so that a fork need not do it. */
+/* The workload's init: makes its world and says under which pid the agent knows it; waits for the word that the disks
+ * are there; mounts them, enters the image and says so; and then reaps. Its first half is part of a template, so that a fork need not do it. */
 static void work_init(int go) {
     struct world world;
     struct buffer pid = {0}, none = {0};
@@ -206,9 +248,11 @@ static void work_init(int go) {
     add_text(&pid, "pid", self);
     tell(&pid);
     if (read(go, &byte, 1) != 1) _exit(1);
+    int fresh_disk = mount_disks();
     enter_image(&world);
     umask(022);
     tell(&none);
+    if (fresh_disk >= 0) reserve_space(fresh_disk);
     init_loop();
 }
 
