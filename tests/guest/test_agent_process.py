@@ -50,7 +50,9 @@ async def test_the_main_process_counts_not_the_end_of_output(agent: Agent) -> No
             result = await guest.exec(["sh", "-c", "sleep 20 & echo done"])
         assert result.stdout.data == b"done\n"
         assert result.writers_attached
-        assert (await guest.exec(["sh", "-c", "sleep 5 >/dev/null 2>&1 & echo $!"])).writers_attached is False
+        # the child says when it has let go of the output: only then does the main process end
+        script = "(exec >/dev/null 2>&1; touch free; sleep 5) & until test -e free; do sleep 0.01; done"
+        assert not (await guest.exec(["sh", "-c", script])).writers_attached
 
 
 async def test_much_output_keeps_both_ends_and_every_byte_reaches_the_sink(agent: Agent) -> None:
