@@ -7,10 +7,11 @@ valid answer · 130 interrupted. Every option can be set by `DAYFLY_<COMMAND>_<O
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -60,9 +61,19 @@ def main() -> None:
     try:
         app(prog_name="dayfly")
     except (Interrupted, KeyboardInterrupt):
-        sys.exit(130)
+        _leave_interrupted()
+    except SystemExit as leaving:
+        if leaving.code == 130:
+            _leave_interrupted()
+        raise
     except Exception as error:
         sys.exit(_explain(error))
+
+
+def _leave_interrupted() -> NoReturn:
+    """Exit 130, also when a second Ctrl-C meets the interpreter while it shuts down: all is cleaned up by now."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(130)
 
 
 def _explain(error: Exception) -> int:
