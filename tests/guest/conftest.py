@@ -120,7 +120,7 @@ def tools_disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
     path = tmp_path_factory.mktemp("image") / "tools.sqfs"
     run(["tar2sqfs", "-q", path], input=tar.getvalue(), timeout_s=120)
     digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    config = ImageConfig(env={"FROM_IMAGE": "yes", "PATH": "/bin"}, workdir="/work")
+    config = ImageConfig(env={"FROM_IMAGE": "yes", "PATH": "/bin"}, workdir="/desk")
     return Disk(path, digest, config, image="tools")
 
 

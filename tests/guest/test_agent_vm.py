@@ -39,7 +39,7 @@ async def said(vm: Vm, script: str, **more: Any) -> str:
 
 async def test_what_a_program_is_given(start: Start) -> None:
     async with start(hostname="cell", env={"FROM_TASK": "1"}) as vm:
-        assert await said(vm, "pwd; echo $FROM_IMAGE$FROM_TASK$HOME; cat /etc/hostname") == "/work\nyes1/root\ncell"
+        assert await said(vm, "pwd; echo $FROM_IMAGE$FROM_TASK$HOME; cat /etc/hostname") == "/desk\nyes1/root\ncell"
         assert (
             await said(vm, "id -un; id -Gn; echo $HOME", user="worker") == "worker\nworker builders\n/home/worker"
         )
@@ -54,9 +54,9 @@ async def test_what_a_program_is_given(start: Start) -> None:
 
 
 FORBIDDEN = (
-    "mount -t tmpfs x /work",
+    "mount -t tmpfs x /desk",
     "umount /proc",
-    "mknod /work/disk b 254 0 && head -c 1 /work/disk",
+    "mknod /desk/disk b 254 0 && head -c 1 /desk/disk",
     "mknod /dev/disk b 254 16 && head -c 1 /dev/disk",
     "mknod /dev/shm/port c 241 1 && echo x > /dev/shm/port",
     "echo x > /proc/sys/kernel/core_pattern",
@@ -142,17 +142,17 @@ async def test_a_full_disk_has_a_hard_limit_and_a_name(start: Start) -> None:
 
 async def test_frozen_means_nothing_moves(start: Start, tmp_path: Path) -> None:
     async with start() as vm:
-        await sh(vm, "(while true; do echo x >> /work/count; sleep 0.01; done) >/dev/null 2>&1 &")
+        await sh(vm, "(while true; do echo x >> /desk/count; sleep 0.01; done) >/dev/null 2>&1 &")
         await vm.freeze()
-        sizes = [(await vm.get("/work/count", tmp_path / "count")).bytes for _ in range(3)]
+        sizes = [(await vm.get("/desk/count", tmp_path / "count")).bytes for _ in range(3)]
         assert len(set(sizes)) == 1
         with pytest.raises(GuestRefused) as caught:
             await sh(vm, "true")
         assert caught.value.cause == "frozen"
         await vm.thaw()
-        first = int(await said(vm, "wc -c < /work/count"))
+        first = int(await said(vm, "wc -c < /desk/count"))
         with anyio.fail_after(60):
-            while int(await said(vm, "wc -c < /work/count")) == first:
+            while int(await said(vm, "wc -c < /desk/count")) == first:
                 pass
 
 
@@ -209,10 +209,10 @@ async def test_there_is_no_verifier_before_it_is_opened(start: Start) -> None:
 async def test_changes_are_what_differs_from_the_image(start: Start) -> None:
     async with start() as vm:
         before = {c.path for c in await vm.changes()}
-        assert not {p for p in before if not p.startswith("/work")}
+        assert not {p for p in before if not p.startswith("/desk")}
         await sh(
             vm,
-            "echo new > /work/new; chmod 4755 /work/new; rm /bin/seq; ln -s target /link; mkfifo /fifo; mkdir /d;"
+            "echo new > /desk/new; chmod 4755 /desk/new; rm /bin/seq; ln -s target /link; mkfifo /fifo; mkdir /d;"
             " echo x >> /etc/passwd; rm -r /etc/group; mkdir /etc/group; echo x > /etc/hosts",
         )
         changes = {c.path: c for c in await vm.changes() if c.path not in before}
@@ -223,10 +223,10 @@ async def test_changes_are_what_differs_from_the_image(start: Start) -> None:
         "/etc/passwd": "file",
         "/fifo": "other",
         "/link": "link",
-        "/work": "dir",
-        "/work/new": "file",
+        "/desk": "dir",
+        "/desk/new": "file",
     }
-    new = changes["/work/new"]
+    new = changes["/desk/new"]
     assert (new.mode, new.size) == (0o4755, 4)
     assert new.digest == "sha256:" + hashlib.sha256(b"new\n").hexdigest()
     assert changes["/link"].digest == "sha256:" + hashlib.sha256(b"target").hexdigest()
@@ -235,11 +235,11 @@ async def test_changes_are_what_differs_from_the_image(start: Start) -> None:
 async def test_a_stopped_vms_disk_is_clean_and_starts_again(start: Start, tmp_path: Path) -> None:
     disk = tmp_path / "kept.img"
     async with start(writable=disk) as vm:
-        await sh(vm, "echo kept > /work/file; rm /bin/seq; ln -sfn /work /dev2; (sleep 600 &) ; mkdir -p /logs")
+        await sh(vm, "echo kept > /desk/file; rm /bin/seq; ln -sfn /desk /dev2; (sleep 600 &) ; mkdir -p /logs")
         await vm.stop()
     await run_async(["/sbin/e2fsck", "-fn", disk], timeout_s=60)
     async with start(writable=disk) as vm:
-        assert await said(vm, "cat /work/file; ls /bin/seq 2>/dev/null || echo gone") == "kept\ngone"
+        assert await said(vm, "cat /desk/file; ls /bin/seq 2>/dev/null || echo gone") == "kept\ngone"
         assert "sleep" not in await said(vm, "ps -e -o comm=")
 
 
