@@ -237,12 +237,16 @@ def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -
 
 
 def _refuse_unrunnable(task: Task, verifier_class: VerifierClass | None) -> None:
-    """Raise `TaskError` for what cannot end in a verdict, before anything starts."""
+    """Raise `TaskError`, or `ConfigError` for a variable that is not set, before anything starts."""
+    from dayfly.tasks import resolve_env
+
     if task.image is None:
         raise TaskError(
             f"task {task.name} has a Dockerfile and no docker_image; this version cannot build images",
             hint="build it elsewhere, `dayfly image import` it and name it as docker_image in task.toml",
         )
+    for env in (task.env, task.verifier_env):
+        resolve_env(env, os.environ)
     if task.verifier_image is not None and verifier_class not in (None, VerifierClass.SEPARATE):
         raise TaskError(
             f"task {task.name} has a verifier image of its own and cannot be judged as {verifier_class}",

@@ -111,6 +111,10 @@ class Progress:
     def options(self) -> Options:
         return self.spec.options
 
+    @property
+    def tampered(self) -> bool:
+        return any(outcome is Outcome.TAMPERED for outcome, _ in self.failures)
+
     @asynccontextmanager
     async def in_phase(self, name: Phase, limit_s: float) -> AsyncIterator[None]:
         """Time a phase and bound it; over the limit it is an infrastructure fault, named after the phase."""
@@ -181,6 +185,8 @@ async def carry_out(p: Progress) -> None:
         p.agent_result = await _let_agent_work(p, vm, task)
         async with p.in_phase("collect", p.options.collect_timeout_s):
             carried = await _collect(p, vm, task, start)
+        if p.tampered:
+            return
         if p.verifier_class is VerifierClass.SHARED:
             await _verify_shared(p, vm, task)
         else:
@@ -379,12 +385,13 @@ async def _collect(p: Progress, vm: Vm, task: Task, start: tuple[Change, ...]) -
     changed = _difference(start, await vm.changes())
     p.record.write("changes.json", canonical_json([c.model_dump() for c in changed]))
     planted = [c.path for c in changed if _is_verdict_place(c) and c.kind != "deleted"]
-    if planted:
-        raise Tampered(
+    if planted:  # noted first: what breaks below must not turn it into a fault of ours
+        error = Tampered(
             f"the agent made {planted[0]} where the verdict belongs",
             hint=f"{len(planted)} path(s) there: {', '.join(planted[:5])}",
             cause="planted_verdict",
         )
+        p.fail(Outcome.TAMPERED, error)
     limits = TransferLimits(bytes=p.options.max_artifact_bytes)
     await _fetch(p, vm, "/logs/agent", p.record.folder / "agent" / "logs", limits)
     manifest: list[dict[str, Any]] = []

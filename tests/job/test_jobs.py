@@ -140,6 +140,18 @@ def test_unknown_agents_twins_and_missing_solutions_are_found_before_anything_st
     assert not (tmp_path / "jobs").exists()
 
 
+def test_a_variable_that_is_not_set_is_found_before_anything_starts(make_task, plan_job, monkeypatch):
+    folder = make_task()
+    text = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(
+        text.replace("[dayfly]", '[verifier.env]\nTOKEN = "${NOT_SET_HERE}"\n[dayfly]')
+    )
+    with pytest.raises(ConfigError, match="NOT_SET_HERE"):
+        plan_job(["oracle"])
+    monkeypatch.setenv("NOT_SET_HERE", "x")
+    assert plan_job(["oracle"]).planned == 1
+
+
 def test_two_hundred_at_once_queue(make_task, plan_job, run_fake):
     make_task()
     hypervisor = FakeHypervisor(start_delay_s=0.001)
