@@ -140,9 +140,10 @@ class Progress:
 
 
 async def run_rollout(spec: RolloutSpec, context: Context) -> RolloutRecord:
-    """Do one rollout; returns its record once the folder is durable. Raises only on cancellation.
+    """Do one rollout; returns its record once the folder is durable.
 
-    A cancelled rollout is recorded, too, with what was seen until then.
+    A cancelled rollout is recorded, too, with what was seen until then; the cancellation goes on. Raises
+    `HostError` when the record itself cannot be kept (a full disk): the evidence then waits for `recover`.
     """
     with context.job.rollout(spec.rollout_id, max_bytes=spec.options.max_output_bytes) as record:
         progress = Progress(spec, context, record)

@@ -1,11 +1,11 @@
-"""The folder of a job:
+"""The folder of a job, JOB = <jobs-dir>/<job-id>:
 
-    <jobs-dir>/<job-id>/job.json, lock.json, events.jsonl
-    <jobs-dir>/<job-id>/rollouts/<task>/<agent>/<attempt>/            the attempt's result
-    <jobs-dir>/<job-id>/rollouts/<task>/<agent>/<attempt>.retry-<n>/  an earlier start of it, not graded
-    <jobs-dir>/<job-id>/rollouts/<task>/<agent>/<attempt>.changed-<n>/  from before task or agent changed
-    <jobs-dir>/<job-id>/work/<rollout-id>/                            in progress
-    <jobs-dir>/<job-id>/interrupted/<rollout-id>/                     what a killed controller left of one
+    JOB/job.json, lock.json, events.jsonl
+    JOB/rollouts/<task>/<agent>/<attempt>/            the attempt's result
+    JOB/rollouts/<task>/<agent>/<attempt>.retry-<n>/  an earlier start of it, not graded
+    JOB/rollouts/<task>/<agent>/<attempt>.changed-<n>/  from before task or agent changed
+    JOB/work/<rollout-id>/                            in progress
+    JOB/interrupted/<rollout-id>/                     what a killed controller left of one
 
 Every state between two system calls is one that `recover` brings forward: a rollout counts once its sealed
 folder is complete, wherever it lies.
