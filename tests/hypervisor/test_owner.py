@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
+from dayfly.hypervisors.qemu import keeper
 from dayfly.hypervisors.qemu.confine import Uids, uid_range
 from dayfly.hypervisors.qemu.disks import MIB, copy_sparse, empty_filesystem, ensure_writable
 from dayfly.hypervisors.qemu.life import Life
@@ -22,14 +25,19 @@ from dayfly.process import PIPE, run, spawn
 CONTROLLER = """
 import os, subprocess, sys
 from pathlib import Path
-from dayfly.hypervisors.qemu.owner import claim
-owner = claim(Path(sys.argv[1]))
+from dayfly.hypervisors.qemu import owner as module
+owner = module.claim(Path(sys.argv[1]))
+sleeper = "import time; time.sleep(600)"
 for n in range(2):
-    # like a VMM that missed the death of its parent
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", owner.name(f"vm-{n}")],
+    # like a VMM that missed the death of its parent; and one whose start is not yet to be seen then
+    late = n and "sleep 1; " or ""
+    subprocess.Popen(["sh", "-c", late + 'exec "$0" -c "$1" "$2:$3"', sys.executable, sleeper,
+                      owner.name("vm").rpartition(":")[0], f"vm-{n}"],
                      start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+if sys.argv[2] == "die without keeper":
+    os.kill(module._keeper._popen.pid, 9)
 print(owner.id, flush=True)
-os.kill(os.getpid(), 9) if sys.argv[2] == "die" else sys.stdin.read()
+os.kill(os.getpid(), 9) if sys.argv[2] != "live" else sys.stdin.read()
 """
 
 
@@ -39,10 +47,25 @@ def controller(run_folder: Path, fate: str) -> tuple[object, str]:
     return popen, popen.stdout.readline().decode().strip()
 
 
-def test_a_sweep_ends_what_a_killed_controller_left_and_may_be_repeated(tmp_path: Path) -> None:
+def wait_for(count: int, identity: str) -> None:
+    deadline = time.monotonic() + 20
+    while len(processes_of(identity)) != count:
+        assert time.monotonic() < deadline, processes_of(identity)
+        time.sleep(0.05)
+
+
+def test_a_keeper_ends_what_a_killed_controller_left_also_what_appears_late(tmp_path: Path) -> None:
     popen, identity = controller(tmp_path, "die")
     popen.communicate(timeout=20)  # type: ignore[attr-defined]
-    assert len(processes_of(identity)) == 2
+    keepers = [p for p in psutil.process_iter() if str(keeper.__file__) in " ".join(p.cmdline())]
+    psutil.wait_procs([p for p in keepers if p.ppid() != os.getpid()], timeout=20)
+    assert processes_of(identity) == {}
+
+
+def test_a_sweep_ends_what_a_killed_controller_and_keeper_left_and_may_be_repeated(tmp_path: Path) -> None:
+    popen, identity = controller(tmp_path, "die without keeper")
+    popen.communicate(timeout=20)  # type: ignore[attr-defined]
+    wait_for(2, identity)
     swept = sweep(tmp_path)
     assert (swept.owners, swept.processes, swept.vms) == (1, 2, ("vm-0", "vm-1"))
     assert processes_of(identity) == {}
@@ -53,13 +76,15 @@ def test_a_sweep_ends_what_a_killed_controller_left_and_may_be_repeated(tmp_path
 def test_a_sweep_does_not_see_what_has_a_living_owner(tmp_path: Path) -> None:
     popen, identity = controller(tmp_path, "live")
     try:
+        wait_for(2, identity)
         assert sweep(tmp_path).owners == 0
         assert len(processes_of(identity)) == 2
         assert (tmp_path / identity).is_dir()
     finally:
         os.kill(popen.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         popen.communicate(timeout=20)  # type: ignore[attr-defined]
-    assert sweep(tmp_path).processes == 2
+    wait_for(0, identity)
+    assert sweep(tmp_path).owners == 1
 
 
 def test_an_owner_that_ends_leaves_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """How a VMM is confined: the programs that QEMU is started through, and who it runs as.
 
-    prlimit → setpriv → sh → timeout → setpriv → sh → bwrap → qemu
+    prlimit → setpriv → timeout → setpriv → bwrap → qemu
 
 prlimit bounds descriptors, core files, file size and (with a uid of its own) processes. setpriv drops to a uid
-that no other VM has, when started as root, and makes the chain die with the controller. timeout ends a VM whose
-controller has forgotten it. bwrap gives it new user, mount, pid, net, ipc, uts and cgroup namespaces with
-nothing but /usr to read. QEMU's own seccomp filter comes on top (`machine.devices`). There is no address space
-limit: TCG and thread stacks reserve far more than they use. cgroup limits are left to the host.
+that no other VM has, when started as root, and makes the chain die with the controller (`keeper` ends what that
+misses). timeout ends a VM whose controller has forgotten it. bwrap gives it new user, mount, pid, net, ipc, uts
+and cgroup namespaces with nothing but /usr to read. QEMU's own seccomp filter comes on top (`machine.devices`).
+There is no address space limit: TCG and thread stacks reserve far more than they use. cgroup limits are left to
+the host.
 """
 
 from __future__ import annotations
@@ -96,11 +97,6 @@ def find_launchers() -> Launchers:
     )
 
 
-# A parent that died before its child asked for the signal never sends it: ask first, then look who the parent is.
-PARENT_LIVES = 'export DAYFLY_CHAIN=$$; [ "$PPID" = "$0" ] && exec "$@"'
-TIMEOUT_LIVES = '[ "$PPID" = "$DAYFLY_CHAIN" ] && exec "$@"'
-
-
 def chain(
     launchers: Launchers, qemu: str, *, uid: int | None, lifetime_s: float, largest_file: int, kvm: bool
 ) -> list[str]:
@@ -108,9 +104,8 @@ def chain(
     return [
         *_limits(launchers, uid, largest_file),
         *_identity(launchers, uid, kvm),
-        *("/bin/sh", "-c", PARENT_LIVES, str(os.getpid())),
         *(launchers.timeout, "--signal=KILL", f"{max(1.0, lifetime_s):.0f}"),
-        *(launchers.setpriv, "--pdeathsig=KILL", "/bin/sh", "-c", TIMEOUT_LIVES, "sh"),
+        *(launchers.setpriv, "--pdeathsig=KILL"),
         *_namespaces(launchers, qemu, kvm),
     ]
 
