@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+
+from dayfly.process import PIPE, spawn
 
 SLOW = "#!fake\nprint first\nsleep 1.5\nprint second\nwrite result.txt done\n"
 SLOW_START = """\
@@ -128,3 +131,21 @@ def test_ctrl_c_in_a_follower(make_task, start, events_of):
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=60)
     assert (follower.returncode, err) == (130, b"")
+
+
+INTERRUPTED = """\
+from dayfly.cli import app, main
+
+@app.command()
+def late():
+    raise KeyboardInterrupt  # as Python does when the signal comes after a job has stopped listening
+
+main()
+"""
+
+
+def test_ctrl_c_that_nobody_listens_for_exits_130_too(tmp_path):
+    process = spawn([sys.executable, "-c", INTERRUPTED, "late"], stdout=PIPE, stderr=PIPE)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err

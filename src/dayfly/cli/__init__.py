@@ -63,11 +63,18 @@ def main() -> None:
     except (Interrupted, KeyboardInterrupt):
         _leave_interrupted()
     except SystemExit as leaving:
-        if leaving.code == 130:
+        if leaving.code == 130 or _comes_from_interrupt(leaving):
             _leave_interrupted()
         raise
     except Exception as error:
         sys.exit(_explain(error))
+
+
+def _comes_from_interrupt(error: BaseException | None) -> bool:
+    """Click makes exit code 1 of a Ctrl-C nobody listens for, as in the moment after a job has let go of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _leave_interrupted() -> NoReturn:
