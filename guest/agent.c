@@ -586,6 +586,8 @@ static void do_setup(uint32_t id, const struct fields *f) {
     size_t length;
     struct buffer b = {0};
     if (!text_field(f, "workdir", g.workdir, sizeof g.workdir) || g.workdir[0] != '/') strcpy(g.workdir, "/");
+    char privileged[8];
+    g.privileged = text_field(f, "privileged", privileged, sizeof privileged) && !strcmp(privileged, "1");
     if (!g.plain && !enter_work(text, &length)) {
         send_reported(id, text, length);
         return;

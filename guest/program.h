@@ -195,11 +195,11 @@ static void become(const struct user *user) {
     set_limit(RLIMIT_NOFILE, 1024, 1048576);
     set_limit(RLIMIT_CORE, 0, RLIM_INFINITY);
     set_limit(RLIMIT_NPROC, RLIM_INFINITY, RLIM_INFINITY); /* pids.max is the limit */
-    drop_capabilities();
+    if (!g.privileged) drop_capabilities();
     if (setgroups((size_t)user->group_count, user->groups) < 0 || setresgid(user->gid, user->gid, user->gid) < 0 ||
         setresuid(user->uid, user->uid, user->uid) < 0)
         refuse_errno("user");
-    if (user->uid == 0) {
+    if (user->uid == 0 && !g.privileged) {
         /* execve gives root the bounding set; here we only give up the rest before that */
         struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
         struct __user_cap_data_struct data[2] = {{0}};

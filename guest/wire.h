@@ -86,6 +86,7 @@ static struct {
     char base_disk[16], work_disk[16];
     char work_pid[32];        /* as the agent knows it */
     bool frozen;
+    bool privileged; /* the workload is a builder: its root keeps every capability */
     bool host_seen;
     int64_t host_gone_since;
     struct buffer in, out, request;

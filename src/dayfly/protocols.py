@@ -170,6 +170,8 @@ class StartOptions:
     lifetime_s: float = 4 * 3600.0
     """After this the VMM is killed by another process than ours."""
     boot_timeout_s: float = 120.0
+    privileged: bool = False
+    """Root in the guest keeps every capability: for a VM that builds an image, never for one of a rollout."""
     console: Path | None = None
     """Where the bounded console goes when the VM ends."""
 

@@ -150,12 +150,20 @@ class GuestClient:
         return Clock((told - received) / 1e9, (received - sent) / 1e9)
 
     async def setup(
-        self, *, env: Mapping[str, str], workdir: str, user: str, timeout_s: float = ANSWER_TIMEOUT_S
+        self,
+        *,
+        env: Mapping[str, str],
+        workdir: str,
+        user: str,
+        privileged: bool = False,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         """Mount the disks and make the workload's space. The arguments are what `exec` starts from."""
         self._env, self._user = dict(env), user
         self._workdir = posixpath.normpath(posixpath.join("/", workdir))
-        await self._channel.call("setup", [("workdir", self._workdir)], timeout_s=timeout_s)
+        fields: list[tuple[str, Value]] = [("workdir", self._workdir)]
+        fields += [("privileged", 1)] if privileged else []
+        await self._channel.call("setup", fields, timeout_s=timeout_s)
         self._state = "ready"
 
     async def poweroff(self, *, timeout_s: float = 30.0) -> None:

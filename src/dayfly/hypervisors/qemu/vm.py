@@ -143,6 +143,7 @@ async def confirm(vmm: Vmm, vm: QemuVm, disk: Disk, options: StartOptions, *, bo
             env={**disk.config.env, **options.env},
             workdir=options.workdir or disk.config.workdir or "/",
             user=disk.config.user,
+            privileged=options.privileged,
             timeout_s=timeout_s,
         )
     except (GuestLost, GuestRefused, SandboxOom) as error:
