@@ -218,7 +218,7 @@ async def _hand_over(vm: Vm, plan: BuildPlan, machine: Machine, work: Path, log:
             "push",
             "--quiet",
             "--compression-format=zstd",
-            "--disable-compression",
+            "--compression-format=zstd", "--force-compression=false",
             BUILT,
             "oci:/build/out",
         ],
