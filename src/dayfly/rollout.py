@@ -24,6 +24,7 @@ from dayfly.errors import (
     DayflyError,
     DiskFull,
     GuestRefused,
+    ImageError,
     InfraError,
     ProviderError,
     SandboxOom,
@@ -85,6 +86,8 @@ class Context:
     """Fills `${VAR}` templates from the host's environment. Raises `ConfigError`."""
     on_phase: Callable[[RolloutSpec, str, float], None] = lambda spec, phase, limit_s: None
     """Called when a phase begins, with the seconds it may take."""
+    build_disk: Callable[[Path, float], Awaitable[Disk]] | None = None
+    """Dockerfile (its folder is the context), and seconds it may take → disk. Raises `ImageError`."""
 
 
 @dataclass
@@ -177,7 +180,7 @@ async def carry_out(p: Progress) -> None:
         )
     p.verifier_class = p.options.verifier_class or task.verifier_class
     async with p.in_phase("image", task.build_timeout_s):
-        p.disk = await _disk(p, task.image)
+        p.disk = await _disk(p, task.image, task.dockerfile)
     writable = p.record.scratch / "disk.img"
     async with _vm(p, "agent", p.disk, task.machine, writable) as vm:
         async with p.in_phase("setup", p.options.setup_timeout_s):
@@ -199,14 +202,14 @@ async def carry_out(p: Progress) -> None:
         await _verify_separately(p, task, carried)
 
 
-async def _disk(p: Progress, image: str | None) -> Disk:
-    if image is None:
-        raise InfraError(
-            "this task's image is a Dockerfile, and this version cannot build images",
-            hint="build it elsewhere, `dayfly image import` it and name it as docker_image",
-            cause="image_error",
-        )
-    return await p.context.make_disk(image)
+async def _disk(p: Progress, image: str | None, dockerfile: Path | None = None) -> Disk:
+    """Of the image that has a name, or else of the one that the Dockerfile describes."""
+    if image is not None:
+        return await p.context.make_disk(image)
+    assert p.task is not None and dockerfile is not None
+    if p.context.build_disk is None:
+        raise ImageError("no builder was given for this rollout", hint="name an image as docker_image")
+    return await p.context.build_disk(dockerfile, p.task.build_timeout_s)
 
 
 @asynccontextmanager

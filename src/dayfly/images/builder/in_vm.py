@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
-from dayfly.errors import GuestLost, GuestRefused, ImageError
+from dayfly.errors import GuestLost, GuestRefused, ImageError, SandboxOom
 from dayfly.images.builder.blame import failed, timed_out
 from dayfly.images.builder.log import BuildLog
 from dayfly.images.builder.proxy import Proxy
@@ -179,21 +179,42 @@ async def _way_out(vm: Vm, proxy: Proxy | None) -> AsyncIterator[None]:
         return
     source = Path(__file__).with_name("relay.py").read_bytes()
     await vm.put(source, "/run/dayfly/relay.py", mode=0o644)
+    failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
-        ready = anyio.Event()
-        tasks.start_soon(_run_relay, vm, ready)
-        with anyio.fail_after(PREPARE_TIMEOUT_S):
-            await ready.wait()
-        for _ in range(WAITING_CONNECTIONS):
-            tasks.start_soon(_wait_for_program, vm, proxy, tasks)
-        yield
+        try:
+            await tasks.start(_run_relay, vm)
+            for _ in range(WAITING_CONNECTIONS):
+                tasks.start_soon(_wait_for_program, vm, proxy, tasks)
+            yield
+        except Exception as error:  # raised below, outside of the group that would wrap it
+            failure = error
         tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
-async def _run_relay(vm: Vm, ready: anyio.Event) -> None:
+async def _run_relay(vm: Vm, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     """A build that kills its relay has no network; that is its own affair."""
-    await vm.exec(["python3", "-I", "/run/dayfly/relay.py"], stdout=lambda chunk: ready.set(), leave_children=False)
-    ready.set()
+    heard = False
+
+    def hear(chunk: bytes) -> None:
+        nonlocal heard
+        if not heard:
+            heard = True
+            task_status.started()
+
+    why = ""
+    try:
+        result = await vm.exec(["python3", "-I", "/run/dayfly/relay.py"], stdout=hear, leave_children=False)
+        why = result.stderr.text.strip()[-300:]
+    except (GuestRefused, GuestLost, SandboxOom) as error:
+        why = error.message
+    if not heard:
+        raise ImageError(
+            f"the relay in the builder VM did not start: {why}",
+            hint="the builder image needs python3; or build with --network none",
+            cause="builder",
+        )
 
 
 async def _wait_for_program(vm: Vm, proxy: Proxy, tasks: anyio.abc.TaskGroup) -> None:
@@ -203,8 +224,10 @@ async def _wait_for_program(vm: Vm, proxy: Proxy, tasks: anyio.abc.TaskGroup) ->
             first = await stream.receive()
             tasks.start_soon(_wait_for_program, vm, proxy, tasks)
             await proxy.serve(stream, first)
-    except (GuestRefused, GuestLost, anyio.EndOfStream, anyio.BrokenResourceError):
+    except (GuestRefused, GuestLost, SandboxOom, anyio.EndOfStream, anyio.BrokenResourceError):
         return
+    except Exception as error:  # a fault with one connection ends that connection, not the build
+        proxy.on_refused(f"a connection ended with {type(error).__name__}: {error}")
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -218,7 +241,8 @@ async def _hand_over(vm: Vm, plan: BuildPlan, machine: Machine, work: Path, log:
             "push",
             "--quiet",
             "--compression-format=zstd",
-            "--compression-format=zstd", "--force-compression=false",
+            "--compression-format=zstd",
+            "--force-compression=false",
             BUILT,
             "oci:/build/out",
         ],
