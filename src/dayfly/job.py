@@ -27,9 +27,11 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 import dayfly
+from dayfly.build import DiskBuilder
 from dayfly.engines.local import Admission, Capacity, LocalEngine
 from dayfly.errors import ConfigError, DayflyError, NeedsDecision, TaskError
 from dayfly.evidence import JobFolder, canonical_json, new_job_id, new_rollout_id, sha256_bytes
+from dayfly.images.builder import Built, load_settings
 from dayfly.model import (
     RETRYABLE,
     AgentSpec,
@@ -240,11 +242,6 @@ def _refuse_unrunnable(task: Task, verifier_class: VerifierClass | None) -> None
     """Raise `TaskError`, or `ConfigError` for a variable that is not set, before anything starts."""
     from dayfly.tasks import resolve_env
 
-    if task.image is None:
-        raise TaskError(
-            f"task {task.name} has a Dockerfile and no docker_image; this version cannot build images",
-            hint="build it elsewhere, `dayfly image import` it and name it as docker_image in task.toml",
-        )
     for env in (task.env, task.verifier_env):
         resolve_env(env, os.environ)
     if task.verifier_image is not None and verifier_class not in (None, VerifierClass.SEPARATE):
@@ -389,6 +386,8 @@ class Run:
     observers: list[Observer] = field(default_factory=list)
     make_agent: Callable[[RolloutSpec], Agent] | None = None
     """Overrides the registry, for an agent that is a Python object of this process."""
+    build_disk: Callable[[Path, float], Awaitable[Disk]] | None = None
+    """For tasks whose image is a Dockerfile; see `dayfly.build`."""
     own_signals: bool = True
     """Stop the job on SIGINT, SIGTERM and SIGHUP; False inside another program."""
     folder: JobFolder = field(init=False)
@@ -474,6 +473,7 @@ class Run:
             make_verifier=make_verifier,
             resolve_env=lambda env: resolve_env(env, os.environ),
             on_phase=self._on_phase,
+            build_disk=self.build_disk,
         )
 
     def _on_phase(self, spec: RolloutSpec, phase: str, limit_s: float) -> None:
@@ -485,6 +485,15 @@ class Run:
     def index_failed(self, error: DayflyError) -> None:
         """The files are the truth and the index can be rebuilt, so this stops no job."""
         self.emit("index_failed", message=error.message, hint="run `dayfly gc --reindex`")
+
+    def image_built(self, dockerfile: Path, built: Built) -> None:
+        self.emit(
+            "image_built",
+            dockerfile=str(dockerfile),
+            image=built.image.digest,
+            seconds=round(built.seconds, 1),
+            log=str(built.log),
+        )
 
     async def _done(self, record: RolloutRecord) -> None:
         self.records.append(self._sharing.share(record))
@@ -567,6 +576,7 @@ async def run_job(
         async def make_disk(image: str) -> Disk:
             return disks[image]
 
+        build_disk = DiskBuilder(hypervisor, in_use, load_settings())
         await anyio.lowlevel.checkpoint()  # a job that was interrupted until here leaves no folder
         plan.jobs_dir.mkdir(parents=True, exist_ok=True)
         run = Run(
@@ -575,8 +585,10 @@ async def run_job(
             make_disk,
             observers=observers or [],
             make_agent=make_agent,
+            build_disk=build_disk,
             own_signals=own_signals,
         )
+        build_disk.on_built = run.image_built
         run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
         try:
             run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))

@@ -61,7 +61,7 @@ def shell(
 
 
 async def _open(rollout: Rollout, task: Task, kept: Path, command: list[str], user: str) -> ExecResult:
-    disk = _disk(task.image or "")
+    disk = _disk(rollout.record.image_digest or task.image or "")
     hypervisor = make_hypervisor("qemu", HypervisorSettings())
     with tempfile.TemporaryDirectory(dir=rollout.job.path) as scratch:
         writable = Path(scratch) / "disk.img"

@@ -25,7 +25,7 @@ from dayfly.images.builder.request import BuildPlan, BuildRequest, read_request
 from dayfly.images.builder.results import make_layout
 from dayfly.images.builder.settings import BuildSettings
 from dayfly.images.builder.stock import builder_disk
-from dayfly.images.builder.stored import StoredImage, find_image, stored
+from dayfly.images.builder.stored import StoredImage, add_name, find_image, stored
 from dayfly.images.locks import lock_shared, locked, try_locked
 from dayfly.images.store import Image, ImageStore
 from dayfly.protocols import Hypervisor
@@ -63,33 +63,41 @@ class ImageBuilder:
     _failed: dict[str, ImageError] = field(default_factory=dict)
     _one_vm: anyio.Lock = field(default_factory=anyio.Lock)
 
-    async def build(self, request: BuildRequest, *, renew: bool = False) -> Built:
+    async def build(self, request: BuildRequest, *, renew: bool = False, name: str = "") -> Built:
         """The image of `request`: from the store if the same was built before, else built now.
 
         Two processes (or rollouts) that want one image make it once. `renew`: build although it is there. A
-        Dockerfile that failed is not tried again by the same `ImageBuilder`. Raises `ImageError`, `HostError`.
+        Dockerfile that failed is not tried again by the same `ImageBuilder`. `name`: a further name. Raises
+        `ImageError`, `HostError`, `ConfigError` for a bad name.
         """
         begun = time.monotonic()
-        request = _with_args(request, self.settings)
+        request = replace(request, args={**self.settings.args, **request.args})
         builder = await anyio.to_thread.run_sync(self._builder)
         plan = await anyio.to_thread.run_sync(
             partial(read_request, request, self.store, self.resolve or self.store.resolve, builder.digest)
         )
         log = self.folder / "logs" / f"{plan.key[:32]}.log"
-        if not renew and (found := find_image(self.store, plan.image_name)) is not None:
-            return Built(found, True, log, time.monotonic() - begun)
-        async with _held(self.folder / "locks" / plan.key[:32], request.timeout_s + DISK_TIMEOUT_S):
-            if not renew and (found := find_image(self.store, plan.image_name)) is not None:
-                return Built(found, True, log, time.monotonic() - begun)
-            if plan.key in self._failed:
-                raise self._failed[plan.key]
-            try:
-                image = await self._make(plan, builder, log)
-            except ImageError as error:
-                if error.cause in ("build_failed", "build_timeout", "secret_leaked"):
-                    self._failed[plan.key] = error
-                raise
-        return Built(image, False, log, time.monotonic() - begun)
+        image = None if renew else find_image(self.store, plan.image_name)
+        made = image is None
+        if image is None:
+            async with _held(self.folder / "locks" / plan.key[:32], request.timeout_s + DISK_TIMEOUT_S):
+                image = None if renew else find_image(self.store, plan.image_name)
+                made = image is None
+                image = image or await self._make_once(plan, builder, log)
+        if name:
+            await anyio.to_thread.run_sync(add_name, self.store, image, name)
+        return Built(image, not made, log, time.monotonic() - begun)
+
+    async def _make_once(self, plan: BuildPlan, builder: StoredImage, log: Path) -> Image:
+        """What failed because of the files fails again at once: a job asks once per rollout."""
+        if plan.key in self._failed:
+            raise self._failed[plan.key]
+        try:
+            return await self._make(plan, builder, log)
+        except ImageError as error:
+            if error.cause in ("build_failed", "build_timeout", "secret_leaked"):
+                self._failed[plan.key] = error
+            raise
 
     def _builder(self) -> StoredImage:
         """The image that builder VMs run, made at first use."""
@@ -145,10 +153,6 @@ class ImageBuilder:
                 yield folder
             finally:
                 _remove(folder)
-
-
-def _with_args(request: BuildRequest, settings: BuildSettings) -> BuildRequest:
-    return replace(request, args={**settings.args, **request.args})
 
 
 @contextmanager

@@ -69,7 +69,11 @@ def make_builder(store: ImageStore, *, timeout_s: float = 900.0) -> Image:
         work = Path(made)
         sources = find_sources(work)
         tar = work / "builder.tar"
-        run(_command(sources, tar), timeout_s=timeout_s, input="\n".join(sources.lines).encode() + b"\n")
+        run(
+            debootstrap_command(sources, tar, PACKAGES, CUSTOMISE),
+            timeout_s=timeout_s,
+            input="\n".join(sources.lines).encode() + b"\n",
+        )
         return store.import_image(tar, BUILDER_NAME, workdir="/")
 
 
@@ -136,8 +140,11 @@ def _has(lines: Sequence[str], work: Path) -> bool:
     return run(argv, timeout_s=120, check=False).returncode == 0
 
 
-def _command(sources: Sources, tar: Path) -> list[str | Path]:
-    argv: list[str | Path] = ["mmdebstrap", "--variant=minbase", "--format=tar", f"--include={','.join(PACKAGES)}"]
+def debootstrap_command(
+    sources: Sources, tar: Path, packages: Sequence[str], hooks: Sequence[str]
+) -> list[str | Path]:
+    """What makes a root filesystem of these packages; source lines are read from its standard input."""
+    argv: list[str | Path] = ["mmdebstrap", "--variant=minbase", "--format=tar", f"--include={','.join(packages)}"]
     for keyring in (
         "/usr/share/keyrings/debian-archive-keyring.gpg",
         "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
@@ -148,7 +155,7 @@ def _command(sources: Sources, tar: Path) -> list[str | Path]:
     argv += [f"--aptopt={option}" for option in _apt_transport()]
     argv += ['--aptopt=Apt::Install-Recommends "false"']
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
-    argv += [f"--customize-hook={hook}" for hook in CUSTOMISE]
+    argv += [f"--customize-hook={hook}" for hook in hooks]
     return [*argv, sources.suite, tar, "-"]
 
 

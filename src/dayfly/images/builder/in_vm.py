@@ -182,7 +182,9 @@ async def _way_out(vm: Vm, proxy: Proxy | None) -> AsyncIterator[None]:
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:
-            await tasks.start(_run_relay, vm)
+            relay = _Relay()
+            tasks.start_soon(relay.run, vm)
+            await relay.wait_ready()
             for _ in range(WAITING_CONNECTIONS):
                 tasks.start_soon(_wait_for_program, vm, proxy, tasks)
             yield
@@ -193,28 +195,36 @@ async def _way_out(vm: Vm, proxy: Proxy | None) -> AsyncIterator[None]:
         raise failure
 
 
-async def _run_relay(vm: Vm, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """A build that kills its relay has no network; that is its own affair."""
-    heard = False
+class _Relay:
+    """The guest's end. A build that kills it has no network; that is its own affair."""
 
-    def hear(chunk: bytes) -> None:
-        nonlocal heard
-        if not heard:
-            heard = True
-            task_status.started()
+    def __init__(self) -> None:
+        self._settled = anyio.Event()
+        self._ready = False
+        self._why = ""
 
-    why = ""
-    try:
-        result = await vm.exec(["python3", "-I", "/run/dayfly/relay.py"], stdout=hear, leave_children=False)
-        why = result.stderr.text.strip()[-300:]
-    except (GuestRefused, GuestLost, SandboxOom) as error:
-        why = error.message
-    if not heard:
-        raise ImageError(
-            f"the relay in the builder VM did not start: {why}",
-            hint="the builder image needs python3; or build with --network none",
-            cause="builder",
-        )
+    async def run(self, vm: Vm) -> None:
+        try:
+            result = await vm.exec(
+                ["python3", "-I", "/run/dayfly/relay.py"], stdout=self._hear, leave_children=False
+            )
+            self._why = result.stderr.text.strip()[-300:]
+        except (GuestRefused, GuestLost, SandboxOom) as error:
+            self._why = error.message
+        self._settled.set()
+
+    def _hear(self, chunk: bytes) -> None:
+        self._ready = True
+        self._settled.set()
+
+    async def wait_ready(self) -> None:
+        await self._settled.wait()
+        if not self._ready:
+            raise ImageError(
+                f"the relay in the builder VM did not start: {self._why}",
+                hint="the builder image needs python3; or build with --network none",
+                cause="builder",
+            )
 
 
 async def _wait_for_program(vm: Vm, proxy: Proxy, tasks: anyio.abc.TaskGroup) -> None:
@@ -240,7 +250,6 @@ async def _hand_over(vm: Vm, plan: BuildPlan, machine: Machine, work: Path, log:
             "buildah",
             "push",
             "--quiet",
-            "--compression-format=zstd",
             "--compression-format=zstd",
             "--force-compression=false",
             BUILT,

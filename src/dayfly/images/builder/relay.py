@@ -1,11 +1,10 @@
-"""Runs in a builder VM, with nothing but Python's own library: the way out for RUN, which has no network.
+"""Runs in a builder VM, with what Debian's python3-minimal has (no `queue`): the way out for RUN.
 
 Programs connect to 127.0.0.1:3128 as to an HTTP proxy. The host keeps some connections to port 3129 waiting, over
 its channel to the guest; each program's connection is tied to one of them, and the host does the rest.
 """
 
 import contextlib
-import queue
 import socket
 import threading
 
@@ -14,7 +13,8 @@ MOST = 64
 """Connections at a time; further ones wait."""
 WAIT_S = 60.0
 
-waiting: "queue.Queue[socket.socket]" = queue.Queue()
+waiting: "list[socket.socket]" = []
+changed = threading.Condition()
 room = threading.Semaphore(MOST)
 
 
@@ -28,7 +28,15 @@ def listen(port: int) -> socket.socket:
 
 def accept_host(server: socket.socket) -> None:
     while True:
-        waiting.put(server.accept()[0])
+        connection = server.accept()[0]
+        with changed:
+            waiting.append(connection)
+            changed.notify()
+
+
+def take() -> "socket.socket | None":
+    with changed:
+        return waiting.pop(0) if changed.wait_for(lambda: waiting, WAIT_S) else None
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -44,13 +52,14 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 def tie(program: socket.socket) -> None:
     try:
-        with program, waiting.get(timeout=WAIT_S) as host:
-            back = threading.Thread(target=pump, args=(host, program), daemon=True)
-            back.start()
-            pump(program, host)
-            back.join()
-    except queue.Empty:
-        pass
+        with program:
+            host = take()
+            if host is not None:
+                with host:
+                    back = threading.Thread(target=pump, args=(host, program), daemon=True)
+                    back.start()
+                    pump(program, host)
+                    back.join()
     finally:
         room.release()
 
