@@ -124,7 +124,10 @@ class Vm(Protocol):
         ...
 
     async def remove(self, path: PathLike, *, space: Space = "work") -> None:
-        """Delete a file or a whole folder in the guest; one that is absent is fine."""
+        """Delete a file or a whole folder in the guest; one that is absent is fine.
+
+        A folder of the verifier space itself is emptied and stays, so that the space is as new.
+        """
         ...
 
     def forward(self, port: int) -> AbstractAsyncContextManager[ByteStream]:

@@ -496,6 +496,13 @@ async def the_verifier_space_is_out_of_reach(bench: Bench) -> None:
         await vm.exec([late])
         reward = await bench.read(vm, "/logs/verifier/reward.txt", space="verify")
         expect(reward == b"1\n", "a process of the work reached the verdict")
+        for folder in VERIFIER_FOLDERS:
+            await vm.remove(folder, space="verify")
+        for path in ("/tests/judge", "/logs/verifier/reward.txt"):
+            expect(await bench.read(vm, path, space="verify") is None, f"{path} is there after it was removed")
+        await vm.put(judge, "/tests/judge", mode=0o755, space="verify")
+        result = await vm.exec(["/tests/judge"], space="verify", timeout_s=60)
+        expect(result.ok, "a judge does not run in a space that was emptied")
 
 
 async def reports_what_is_planted(bench: Bench) -> None:
