@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 Isolation = Literal["kvm", "tcg", "fake"]
+NetworkMode = Literal["public", "no-network", "allowlist"]
 Space = Literal["work", "verify"]
 """Which mount namespace of a guest a call acts in; see `protocols.Vm`."""
 
@@ -220,8 +221,25 @@ class CollectHook(Frozen):
     user: str | None = None
 
 
+class McpServer(Frozen):
+    """A tool server that a task offers to agents; `url` for the two HTTP transports, `command` for stdio."""
+
+    name: str
+    transport: Literal["sse", "streamable-http", "stdio"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
+    """A credential is a `${VAR}` template, filled on the host when a rollout starts."""
+
+
 class Task(Frozen):
-    """One problem, as loaded from a folder. Paths are on the host."""
+    """One problem, as loaded from a folder. Paths are on the host.
+
+    A multi-step task has `steps`, each a `Task` with what holds in that step; agents and verifiers are given
+    the step. Of the fields that steps have of their own, the whole task's hold what fits all of them: the
+    timeouts are sums, the verifier class is the weakest, the solution is there if each step has one.
+    """
 
     name: str
     digest: str
@@ -254,8 +272,35 @@ class Task(Frozen):
     """`[dayfly] verify = [...]`: exit status 0 is a pass; None means tests/test.sh by Harbor's contract."""
     verifier_image: str | None = None
     verifier_machine: Machine | None = None
+    verifier_dockerfile: Path | None = None
+    """tests/Dockerfile of a separate verifier; its folder is the context, and the image owns /tests."""
+    verifier_build_timeout_s: float = 600.0
+    verifier_vm_env: dict[str, str] | None = None
+    """Environment of a separate verifier's VM; None: the task's."""
+    verifier_workdir: str | None = None
+    """Working directory in a separate verifier's VM; None: its image's, or the task's on the task's image."""
+    verifier_healthcheck: Healthcheck | None = None
     collect: tuple[CollectHook, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
+    skills_dir: str | None = None
+    """Folder in the VM with skills for agents; relative to the working directory, or absolute."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    trajectory: Path | None = None
+    """trajectory.json: what was said before, for agents that can take it up."""
+    network: dict[str, NetworkMode] = {}
+    """What was asked for, of those of `environment`, `agent`, `verifier` and `verifier.environment` that say so."""
+    steps: tuple[Task, ...] = ()
+    reward_strategy: Literal["mean", "final"] = "mean"
+    """How the rewards of the steps become one."""
+    step: str | None = None
+    """Name of the step that this is; None for a whole task."""
+    step_files: Path | None = None
+    """Folder whose files go to the working directory when the step begins; its setup.sh is then run."""
+    step_healthcheck: Healthcheck | None = None
+    tests_overlay: Path | None = None
+    """The step's tests, put over `tests`."""
+    min_reward: dict[str, float] = {}
+    """Named rewards that the step must reach for the next one to be done."""
     pass_reward: float = 1.0
     """A rollout passes when its reward is at least this."""
     reward_range: tuple[float, float] | None = None
@@ -264,6 +309,28 @@ class Task(Frozen):
     metadata: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     """What the loader understood only in part, for `dayfly check`."""
+
+    @property
+    def all_steps(self) -> tuple[Task, ...]:
+        """The steps; a task without is its own only step."""
+        return self.steps or (self,)
+
+    @property
+    def verifier_has_own_image(self) -> bool:
+        """Then the image brings /tests, and nothing of the task's environment is put there."""
+        return self.verifier_image is not None or self.verifier_dockerfile is not None
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of all images that a rollout of this task may need, each once."""
+        names = (self.image, *(s.verifier_image for s in self.all_steps))
+        return tuple(dict.fromkeys(n for n in names if n is not None))
+
+    @property
+    def dockerfiles(self) -> tuple[Path, ...]:
+        """All Dockerfiles whose images a rollout of this task may need, each once."""
+        paths = (self.dockerfile, *(s.verifier_dockerfile for s in self.all_steps))
+        return tuple(dict.fromkeys(p for p in paths if p is not None))
 
 
 # --- job -----------------------------------------------------------------------------------------
@@ -328,6 +395,8 @@ class RolloutSpec(Frozen):
     seed: int = 0
     retry: int = 0
     jobs_dir: Path = Path("jobs")
+    room: Machine | None = None
+    """What must be free on the host, when that is more than `machine`: two VMs side by side."""
 
 
 # --- result --------------------------------------------------------------------------------------
@@ -393,6 +462,23 @@ class PhaseTime(Frozen):
     name: Literal["image", "boot", "setup", "agent", "collect", "verify", "teardown"]
     started_unix: float
     seconds: float
+    step: str | None = None
+    """The step of a multi-step task that it belongs to."""
+
+
+class StepResult(Frozen):
+    """One step of a multi-step task that was begun. Its evidence is in `steps/<name>/`."""
+
+    name: str
+    verdict: Verdict | None = None
+    verifier_class: VerifierClass
+    causes: tuple[Cause, ...] = ()
+    """What went wrong in this step, in order of time."""
+    exit_code: int | None = None
+    """The agent's, if it has one."""
+    timed_out: bool = False
+    started_unix: float
+    finished_unix: float
 
 
 class Fingerprint(Frozen):
@@ -437,6 +523,8 @@ class RolloutRecord(Frozen):
     started_unix: float
     finished_unix: float
     phases: tuple[PhaseTime, ...] = ()
+    steps: tuple[StepResult, ...] = ()
+    """Steps that were begun, of a multi-step task; empty for any other."""
     usage: Usage = Usage()
     machine: Machine = Machine()
     vms: tuple[VmInfo, ...] = ()

@@ -141,7 +141,10 @@ def test_fractions_of_a_cpu_are_rounded_up_and_said(make_task):
 @pytest.mark.parametrize(
     ("toml", "word"),
     [
-        ("[[steps]]\nname = 'a'\n[environment]\ndocker_image = 'x'", "multi-step"),
+        (
+            "[[steps]]\nname = 'a'\n[environment]\ndocker_image = 'x'\n[dayfly]\nverifier_class = 'rebooted'",
+            "multi-step tasks as rebooted",
+        ),
         ("[environment]\ndocker_image = 'x'\nos = 'Windows'", "Windows"),
         ("[environment]\ndocker_image = 'x'\ngpus = 1", "GPUs"),
         ("[environment]\ndocker_image = 'x'\n[environment.tpu]\ntype = 'v4'\ntopology = '2x4'", "TPUs"),
@@ -236,11 +239,14 @@ def test_a_verifier_image_owns_its_tests(make_task):
         load_task(make_task(ENV + judge + "\n[dayfly]\nverifier_class = 'rebooted'"), strict=False)
 
 
-def test_a_verifier_image_that_must_be_built_is_refused(make_task):
+def test_a_verifier_image_that_must_be_built_owns_its_tests_too(make_task):
     separate = ENV + "[verifier]\nenvironment_mode = 'separate'"
-    with pytest.raises(TaskError, match="tests/Dockerfile"):
-        load_task(make_task(separate, {"tests/Dockerfile": "FROM x"}), strict=False)
-    assert load_task(make_task(ENV, {"tests/Dockerfile": "FROM x"}), strict=False)  # not used when shared
+    files = {"tests/Dockerfile": "FROM x", "tests/test.sh": None}
+    task = load_task(make_task(separate, files), strict=True)
+    assert task.verifier_dockerfile == task.path / "tests/Dockerfile" and task.tests is None
+    assert task.verifier_has_own_image and task.dockerfiles == (task.verifier_dockerfile,)
+    shared = load_task(make_task(ENV, {"tests/Dockerfile": "FROM x"}, name="shared"), strict=True)
+    assert shared.verifier_dockerfile is None and shared.tests is not None  # not used when shared
 
 
 def test_networks_are_never_ignored_silently(make_task):
@@ -249,14 +255,16 @@ def test_networks_are_never_ignored_silently(make_task):
     for wish in ("allow_internet = true", "network_mode = 'public'"):
         assert any("no" in w and "network" in w for w in load_task(make_task(ENV + wish), strict=True).warnings)
     listed = make_task(ENV + "network_mode = 'allowlist'\nallowed_hosts = ['a.example']")
-    assert any("allowlist" in w for w in load_task(listed, strict=False).warnings)
-    with pytest.raises(TaskError, match="allowlist"):
-        load_task(listed, strict=True)
+    for strict in (True, False):
+        with pytest.raises(TaskError, match="allowlist") as caught:
+            load_task(listed, strict=strict)
+        assert caught.value.cause == "unsupported"
 
 
 def test_the_image(make_task):
     built = load_task(make_task("schema_version='1.4'", {"environment/Dockerfile": "FROM x"}), strict=False)
-    assert built.image is None and built.dockerfile is not None and built.warnings
+    assert built.image is None and built.dockerfile == built.path / "environment/Dockerfile"
+    assert built.dockerfiles == (built.dockerfile,) and built.images == ()
     both = load_task(make_task(ENV, {"environment/Dockerfile": "FROM x", "environment/f": ""}), strict=False)
     assert both.image == "x" and both.environment_files is None  # Harbor's rule: then nothing is uploaded
     with pytest.raises(TaskError, match="docker_image"):

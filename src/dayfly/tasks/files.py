@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -219,10 +220,15 @@ class Selection:
     @property
     def digest(self) -> str:
         """sha256:… over names and contents."""
-        outer = hashlib.sha256()
-        for name in sorted(self.files):
-            outer.update(f"{name}\0{self.files[name]}\n".encode("utf-8", "surrogateescape"))
-        return "sha256:" + outer.hexdigest()
+        return digest_of_files(self.files)
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """sha256:… over the names and contents of a `Selection.files`."""
+    outer = hashlib.sha256()
+    for name in sorted(files):
+        outer.update(f"{name}\0{files[name]}\n".encode("utf-8", "surrogateescape"))
+    return "sha256:" + outer.hexdigest()
 
 
 def select(source: Path, *, task: Path | None = None, program: str | None = None) -> Selection:

@@ -11,14 +11,29 @@ from typing import Any
 from pydantic import ValidationError
 
 from dayfly.errors import TaskError
-from dayfly.model import Artifact, CollectHook, Healthcheck, Machine, Task, VerifierClass
+from dayfly.model import (
+    VERIFIER_CLASS_ORDER,
+    Artifact,
+    CollectHook,
+    Healthcheck,
+    Machine,
+    McpServer,
+    NetworkMode,
+    Task,
+    VerifierClass,
+)
+from dayfly.tasks.downloads import downloads_in_tests
 from dayfly.tasks.files import CarryRules, TaskFiles, read_task_files
 from dayfly.tasks.findings import Findings, without_unknown_keys
 from dayfly.tasks.schema import (
     SUPPORTED_SCHEMAS,
+    ArtifactTable,
     EnvironmentTable,
+    HealthcheckTable,
     NetworkTable,
+    StepTable,
     TaskFile,
+    VerifierTable,
     modernise,
     parse_size_mb,
 )
@@ -41,72 +56,156 @@ def load_task(path: Path, *, strict: bool) -> Task:
     files = read_task_files(folder)
     _remark_on_files(files, findings)
     _remark_on_features(config, folder, findings)
-    verifier_class, declared = choose_verifier_class(config)
-    environment = config.environment
+    if strict:
+        for line in downloads_in_tests(folder):
+            findings.remark(line)
+    task = _whole_task(config, folder, files.digest, findings)
+    if config.steps:
+        task = with_steps(task, config, config.steps, findings)
+    else:
+        task = task.model_copy(update=_judging(config, None, task, findings))
+    return task.model_copy(update={"warnings": findings.settle(strict=strict)})
+
+
+def _whole_task(config: TaskFile, folder: Path, digest: str, findings: Findings) -> Task:
+    """What holds for the task as a whole: its start context, and what it says of agents."""
+    environment, own = config.environment, config.dayfly
     dockerfile, environment_files = _environment(config, folder, findings)
-    machine = _machine(environment, "environment", Machine(), config_path, findings)
-    tests = _tests(config, folder)
-    _check_verifier_image(config, verifier_class, folder, findings)
-    solution = _solution(folder, findings)
-    own = config.dayfly
-    judge = config.verifier.environment
     return Task(
         name=config.task.name if config.task is not None else folder.name,
-        digest=files.digest,
+        digest=digest,
         path=folder,
-        instruction=_instruction(folder, findings),
+        instruction="" if config.steps else _instruction(folder / "instruction.md", findings),
         image=environment.docker_image,
         dockerfile=dockerfile,
         environment_files=environment_files,
-        machine=machine,
+        machine=_machine(environment, "environment", Machine(), folder, findings),
         env=environment.env,
         workdir=environment.workdir,
-        healthcheck=_healthcheck(environment),
+        healthcheck=_healthcheck(environment.healthcheck),
         agent_timeout_s=config.agent.timeout_sec,
         agent_user=config.agent.user,
         build_timeout_s=environment.build_timeout_sec,
-        solution=solution,
+        solution=_solution(folder / "solution", folder, findings),
         solution_env=config.solution.env,
-        tests=tests,
-        verifier_class=verifier_class,
-        verifier_declared=declared,
-        verifier_timeout_s=config.verifier.timeout_sec,
-        verifier_env={**(judge.env if judge else {}), **config.verifier.env},
-        verifier_user=config.verifier.user,
         verifier_command=own.verify if own else None,
-        verifier_image=judge.docker_image if judge else None,
-        verifier_machine=_machine(judge, "verifier.environment", machine, config_path, findings) if judge else None,
-        collect=tuple(
-            CollectHook(command=h.command, timeout_s=h.timeout_sec, user=h.user) for h in config.verifier.collect
-        ),
-        artifacts=tuple(
-            Artifact(source=a.source, destination=a.destination, exclude=tuple(a.exclude)) for a in config.artifacts
-        ),
+        artifacts=_artifacts(config.artifacts),
+        skills_dir=environment.skills_dir,
+        mcp_servers=tuple(McpServer(**m.model_dump()) for m in environment.mcp_servers),
+        trajectory=None if config.steps else _trajectory(folder),
+        network=_network(config),
         pass_reward=own.pass_reward if own else 1.0,
         reward_range=own.reward_range if own else None,
         tags=own.tags if own else (),
         metadata=config.metadata,
-        warnings=findings.settle(strict=strict),
     )
 
 
-def choose_verifier_class(config: TaskFile) -> tuple[VerifierClass, bool]:
+def _judging(config: TaskFile, step: StepTable | None, task: Task, findings: Findings) -> dict[str, Any]:
+    """The fields of a task, or of one step of it, that say how the work is judged."""
+    folder = task.path
+    tables = [config.verifier, *([step.verifier] if step else [])]
+    judge = next((t.environment for t in reversed(tables) if t.environment is not None), None)
+    chosen, declared = choose_verifier_class(config, step)
+    _check_verifier_class(config, step, chosen, folder, findings)
+    separate = chosen is VerifierClass.SEPARATE
+    image, dockerfile = _verifier_image(judge, step, folder) if separate else (None, None)
+    own_image = image is not None or dockerfile is not None
+    tests, overlay = (None, None) if own_image else _tests(config, step, folder)
+    judge = judge if separate else None
+    user = next((t.user for t in reversed(tables) if t.user is not None), None)
+    label = f"steps.{step.name}.verifier.environment" if step else "verifier.environment"
+    return {
+        "verifier_class": chosen,
+        "verifier_declared": declared,
+        "verifier_timeout_s": tables[-1].timeout_sec,
+        "verifier_env": {k: v for t in tables for k, v in {**(judge.env if judge else {}), **t.env}.items()},
+        "verifier_user": user,
+        "verifier_image": image,
+        "verifier_dockerfile": dockerfile,
+        "verifier_build_timeout_s": judge.build_timeout_sec if judge else task.build_timeout_s,
+        "verifier_machine": _machine(judge, label, task.machine, folder, findings) if judge else None,
+        "verifier_vm_env": judge.env if judge and own_image else {} if own_image else None,
+        "verifier_workdir": judge.workdir if judge else None,
+        "verifier_healthcheck": _healthcheck(judge.healthcheck) if judge else None,
+        "tests": tests,
+        "tests_overlay": overlay,
+        "collect": tuple(
+            CollectHook(command=h.command, timeout_s=h.timeout_sec, user=h.user) for t in tables for h in t.collect
+        ),
+    }
+
+
+def with_steps(task: Task, config: TaskFile, tables: list[StepTable], findings: Findings) -> Task:
+    """The task with its steps, and with what fits all of them in its own fields."""
+    steps = tuple(_step(task, config, table, first=n == 0, findings=findings) for n, table in enumerate(tables))
+    _remark_on_stray_steps(task.path, {t.name for t in tables}, findings)
+    weakest = min((s.verifier_class for s in steps), key=VERIFIER_CLASS_ORDER.index)
+    limits = [s.agent_timeout_s for s in steps if s.agent_timeout_s is not None]
+    return task.model_copy(
+        update={
+            "steps": steps,
+            "reward_strategy": config.multi_step_reward_strategy or "mean",
+            "instruction": "\n\n".join(s.instruction for s in steps),
+            "agent_timeout_s": sum(limits) if len(limits) == len(steps) else None,
+            "agent_user": steps[0].agent_user,
+            "solution": steps[0].solution if all(s.solution for s in steps) else None,
+            "verifier_class": weakest,
+            "verifier_declared": any(s.verifier_declared for s in steps),
+            "verifier_timeout_s": sum(s.verifier_timeout_s for s in steps),
+        }
+    )
+
+
+def _step(task: Task, config: TaskFile, table: StepTable, *, first: bool, findings: Findings) -> Task:
+    """One step as a task of its own: the whole task's fields, and over them the step's."""
+    folder = task.path / "steps" / table.name
+    if not folder.is_dir():
+        raise TaskError(
+            f"{task.path / 'task.toml'}: step {table.name!r} has no folder {folder}",
+            hint=f"make it, with an instruction.md, or take the step out; there are: {_listed_steps(task.path)}",
+        )
+    reward = table.min_reward
+    work = folder / "workdir"
+    trajectory = _trajectory(folder)
+    if trajectory is not None and not first:
+        findings.remark(f"steps/{table.name}/trajectory.json is not used: only the first step can have one")
+    update: dict[str, Any] = {
+        "step": table.name,
+        "instruction": _instruction(folder / "instruction.md", findings),
+        "step_files": work if work.is_dir() else None,
+        "step_healthcheck": _healthcheck(table.healthcheck),
+        "agent_timeout_s": table.agent.timeout_sec or task.agent_timeout_s,
+        "agent_user": table.agent.user if table.agent.user is not None else task.agent_user,
+        "solution": _solution(folder / "solution", task.path, findings) or task.solution,
+        "artifacts": task.artifacts + _artifacts(table.artifacts),
+        "trajectory": trajectory if first else None,
+        "min_reward": reward if isinstance(reward, dict) else {} if reward is None else {"reward": reward},
+    }
+    return task.model_copy(update={**update, **_judging(config, table, task, findings)})
+
+
+def choose_verifier_class(config: TaskFile, step: StepTable | None = None) -> tuple[VerifierClass, bool]:
     """Where the verifier runs, and whether the task itself says so. The whole rule is here.
 
     1. `[dayfly] verifier_class`: written for dayfly, so it wins. (Harbor has no word for `rebooted`.)
-    2. `[verifier] environment_mode`, or `separate` when there is a `[verifier.environment]`: Harbor's words.
+    2. `environment_mode`, or `separate` when there is a verifier environment: Harbor's words. What a step says
+       goes before what the task says.
     3. A task with a `[dayfly]` table was written with dayfly in mind, so it gets our stricter defaults:
        `separate` when it declares artifacts (they say what the work is, so nothing else need cross), else
-       `rebooted` (no process of the agent lives, and no file can be missing).
+       `rebooted` (no process of the agent lives, and no file can be missing). Between steps the agent's VM must
+       live on, so a step is `shared` where a task would be `rebooted`.
     4. Any other Harbor task keeps Harbor's default `shared`: it may grade a process that must still run.
     """
-    judge = config.verifier
     if config.dayfly is not None and config.dayfly.verifier_class is not None:
         return config.dayfly.verifier_class, True
-    if judge.environment_mode is not None or judge.environment is not None:
-        return VerifierClass(judge.environment_mode or "separate"), True
+    for judge in (step.verifier if step else None, config.verifier):
+        if judge is not None and (judge.environment_mode is not None or judge.environment is not None):
+            return VerifierClass(judge.environment_mode or "separate"), True
     if config.dayfly is not None:
-        return (VerifierClass.SEPARATE if config.artifacts else VerifierClass.REBOOTED), False
+        if config.artifacts or (step and step.artifacts):
+            return VerifierClass.SEPARATE, False
+        return (VerifierClass.SHARED if step else VerifierClass.REBOOTED), False
     return VerifierClass.SHARED, False
 
 
@@ -165,11 +264,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _instruction(folder: Path, findings: Findings) -> str:
-    text = strip_canary(_read_text(folder / "instruction.md", "an instruction.md: what the agent is told"))
+def _instruction(path: Path, findings: Findings) -> str:
+    text = strip_canary(_read_text(path, "an instruction.md: what the agent is told"))
     if not text.strip():
-        findings.remark("instruction.md is empty: an agent is told nothing")
+        findings.remark(f"{path} is empty: an agent is told nothing")
     return text
+
+
+def _trajectory(folder: Path) -> Path | None:
+    path = folder / "trajectory.json"
+    return path if path.is_file() else None
 
 
 # --- what this version does not do ---------------------------------------------------------------
@@ -177,18 +281,30 @@ def _instruction(folder: Path, findings: Findings) -> str:
 
 def _refuse_unsupported(config: TaskFile, folder: Path) -> None:
     """Refuse, by name, whatever would make the task another one if it were left out."""
-    environment, judge = config.environment, config.verifier.environment
     where = folder / "task.toml"
+    judges = [t.environment for t in _verifier_tables(config) if t.environment is not None]
+    environments = [config.environment, *judges]
     compose = [n for n in _COMPOSE if (folder / "environment" / n).exists()]
-    services = {a.service for a in config.artifacts} | {h.service for h in config.verifier.collect}
+    services = {a.service for t in (config, *(config.steps or ())) for a in t.artifacts}
+    services |= {h.service for t in _verifier_tables(config) for h in t.collect}
     services -= {None, "main"}
+    listed = [name for name, table in _network_tables(config) if table.network_mode == "allowlist"]
     for found, what, instead in (
-        (config.steps, "multi-step tasks (`steps`)", "split it into single-step tasks"),
         (compose, f"Compose environments (environment/{compose[0] if compose else ''})", "use one image"),
         (services, f"other services than `main` ({', '.join(sorted(map(str, services)))})", "use one image"),
-        ("windows" in (environment.os, judge.os if judge else ""), "Windows tasks", "use a Linux image"),
-        (environment.gpus or environment.gpu_types, "GPUs", "leave gpus out if the task works without"),
-        (environment.tpu, "TPUs", "leave tpu out if the task works without"),
+        (any(e.os == "windows" for e in environments), "Windows tasks", "use a Linux image"),
+        (any(e.gpus or e.gpu_types for e in environments), "GPUs", "leave gpus out if the task works without"),
+        (any(e.tpu for e in environments), "TPUs", "leave tpu out if the task works without"),
+        (
+            listed,
+            f'{listed[0] if listed else ""}.network_mode = "allowlist": no VM has a network',
+            'say network_mode = "no-network" if the task works without',
+        ),
+        (
+            config.steps and config.dayfly and config.dayfly.verifier_class is VerifierClass.REBOOTED,
+            "multi-step tasks as rebooted, because the agent's VM must live on between steps",
+            'say verifier_class = "separate" or "shared"',
+        ),
     ):
         if found:
             raise TaskError(
@@ -198,45 +314,53 @@ def _refuse_unsupported(config: TaskFile, folder: Path) -> None:
             )
 
 
+def _verifier_tables(config: TaskFile) -> list[VerifierTable]:
+    return [config.verifier, *(s.verifier for s in config.steps or [])]
+
+
+def _network_tables(config: TaskFile) -> list[tuple[str, NetworkTable]]:
+    """Dotted name and table, of every table with network settings."""
+    found: list[tuple[str, NetworkTable]] = [("environment", config.environment)]
+    parts: list[tuple[str, TaskFile | StepTable]] = [("", config)]
+    parts += [(f"steps.{s.name}.", s) for s in config.steps or []]
+    for prefix, part in parts:
+        found += [(f"{prefix}agent", part.agent), (f"{prefix}verifier", part.verifier)]
+        if part.verifier.environment is not None:
+            found.append((f"{prefix}verifier.environment", part.verifier.environment))
+    return found
+
+
 def _remark_on_features(config: TaskFile, folder: Path, findings: Findings) -> None:
-    environment, judge = config.environment, config.verifier.environment
-    _remark_on_network(config, findings)
-    for found, what in (
-        (environment.mcp_servers, "environment.mcp_servers are not offered to agents"),
-        (environment.skills_dir, "environment.skills_dir is not given to agents"),
-        ((folder / "trajectory.json").exists(), "trajectory.json is not loaded into the agent's session"),
-        (
-            judge and judge.workdir not in (None, environment.workdir),
-            "verifier.environment.workdir is not used; the task's workdir is",
-        ),
-        (
-            judge and judge.healthcheck not in (None, environment.healthcheck),
-            "verifier.environment.healthcheck is not run; the task's is",
-        ),
-    ):
-        if found:
-            findings.remark(f"{what} in this version")
-
-
-def _remark_on_network(config: TaskFile, findings: Findings) -> None:
     """No VM of this version has a network. `public` is only the format's default, so silence asks for nothing."""
-    tables: dict[str, NetworkTable | None] = {
-        "environment": config.environment,
-        "agent": config.agent,
-        "verifier": config.verifier,
-        "verifier.environment": config.verifier.environment,
-    }
-    for name, table in tables.items():
-        if table is None:
-            continue
-        legacy = isinstance(table, EnvironmentTable) and table.allow_internet
-        if table.network_mode == "allowlist":
-            findings.doubt(
-                f'{name}.network_mode = "allowlist": the VM has no network in this version',
-                'say network_mode = "no-network" if the task works without',
-            )
-        elif table.network_mode == "public" or (legacy and table.network_mode is None):
+    for name, mode in _network(config).items():
+        if mode == "public":
             findings.remark(f"{name} asks for a public network; the VM has none in this version")
+    if config.multi_step_reward_strategy and not config.steps:
+        findings.remark("multi_step_reward_strategy says nothing of a task without steps")
+    if config.steps and (folder / "instruction.md").exists():
+        findings.remark("instruction.md is not used: each step has its own")
+
+
+def _network(config: TaskFile) -> dict[str, NetworkMode]:
+    """What the task asks for in so many words, by table."""
+    asked: dict[str, NetworkMode] = {}
+    for name, table in _network_tables(config):
+        if table.network_mode is not None:
+            asked[name] = table.network_mode
+        elif isinstance(table, EnvironmentTable) and table.allow_internet is not None:
+            asked[name] = "public" if table.allow_internet else "no-network"
+    return asked
+
+
+def _remark_on_stray_steps(folder: Path, named: set[str], findings: Findings) -> None:
+    stray = [p.name for p in sorted((folder / "steps").iterdir()) if p.is_dir() and p.name not in named]
+    if stray:
+        findings.remark(f"steps/ holds folders that [[steps]] does not name: {', '.join(stray)}")
+
+
+def _listed_steps(folder: Path) -> str:
+    steps = folder / "steps"
+    return ", ".join(sorted(p.name for p in steps.iterdir())) if steps.is_dir() else "none"
 
 
 def _remark_on_files(files: TaskFiles, findings: Findings) -> None:
@@ -267,13 +391,13 @@ def _environment(config: TaskFile, folder: Path, findings: Findings) -> tuple[Pa
                 f"{folder}: neither environment.docker_image nor environment/Dockerfile says what the VM holds",
                 hint='name an image in task.toml: [environment] docker_image = "…"',
             )
-        findings.remark("the image is environment/Dockerfile, which this version cannot build; name a docker_image")
         return dockerfile, None
     loose = environment.is_dir() and not dockerfile.exists() and any(environment.iterdir())
     return None, environment if loose else None
 
 
-def _machine(table: EnvironmentTable, name: str, default: Machine, where: Path, findings: Findings) -> Machine:
+def _machine(table: EnvironmentTable, name: str, default: Machine, folder: Path, findings: Findings) -> Machine:
+    where = folder / "task.toml"
     cpus = default.cpus
     if table.cpus is not None:
         cpus = math.ceil(table.cpus)
@@ -310,8 +434,11 @@ def _megabytes(table: EnvironmentTable, name: str, what: str, where: Path, findi
     return value
 
 
-def _healthcheck(table: EnvironmentTable) -> Healthcheck | None:
-    check = table.healthcheck
+def _artifacts(tables: list[ArtifactTable]) -> tuple[Artifact, ...]:
+    return tuple(Artifact(source=a.source, destination=a.destination, exclude=tuple(a.exclude)) for a in tables)
+
+
+def _healthcheck(check: HealthcheckTable | None) -> Healthcheck | None:
     if check is None:
         return None
     return Healthcheck(
@@ -324,51 +451,69 @@ def _healthcheck(table: EnvironmentTable) -> Healthcheck | None:
     )
 
 
-def _tests(config: TaskFile, folder: Path) -> Path | None:
-    """The folder that is put to /tests; None when there is nothing to put."""
-    tests = folder / "tests"
-    judge = config.verifier.environment
-    if judge is not None and judge.docker_image is not None:
-        return None  # Harbor's rule: such an image owns /tests
+def _tests(config: TaskFile, step: StepTable | None, folder: Path) -> tuple[Path | None, Path | None]:
+    """The folder that is put to /tests, and the step's that is put over it; None when there is nothing to put."""
+    shared = folder / "tests"
+    places = [shared] if step is None else [shared, folder / "steps" / step.name / "tests"]
+    there = [p if p.is_dir() else None for p in places]
+    found = (there[0], there[1]) if len(there) > 1 else (there[0], None)
     if config.dayfly is not None and config.dayfly.verify is not None:
-        return tests if tests.is_dir() else None
-    script = tests / "test.sh"
-    if not script.is_file():
-        also = " (test.bat is for Windows)" if (tests / "test.bat").exists() else ""
+        return found
+    scripts = [p / "test.sh" for p in there if p is not None and (p / "test.sh").is_file()]
+    if not scripts:
+        also = " (test.bat is for Windows)" if any((p / "test.bat").exists() for p in places) else ""
         raise TaskError(
-            f"{folder}: there is no tests/test.sh{also}: nothing judges the work",
+            f"{places[-1].parent}: there is no tests/test.sh{also}: nothing judges the work",
             hint="write one, or name a program: [dayfly] verify = [...]",
         )
-    if CarryRules(folder).excludes(script):
-        raise TaskError(f"{script} is left out by {tests / '.harborignore'}", hint="take that rule away")
-    return tests
+    for script in scripts:
+        if CarryRules(folder).excludes(script):
+            raise TaskError(
+                f"{script} is left out by {script.parent / '.harborignore'}", hint="take that rule away"
+            )
+    return found
 
 
-def _check_verifier_image(config: TaskFile, chosen: VerifierClass, folder: Path, findings: Findings) -> None:
-    has_own = config.verifier.environment is not None
-    if has_own and chosen is not VerifierClass.SEPARATE:
+def _verifier_image(
+    judge: EnvironmentTable | None, step: StepTable | None, folder: Path
+) -> tuple[str | None, Path | None]:
+    """The image, or the Dockerfile, of a separate verifier's own; neither: it runs on the task's image."""
+    if judge is not None and judge.docker_image is not None:
+        return judge.docker_image, None
+    tests = folder / "tests"
+    if step is not None and (folder / "steps" / step.name / "tests").is_dir():
+        tests = folder / "steps" / step.name / "tests"
+    for name in _COMPOSE:
+        if (tests / name).exists():
+            raise TaskError(
+                f"{tests / name}: this version does not run Compose environments for verifiers",
+                hint="use one image, or skip this task",
+                cause="unsupported",
+            )
+    dockerfile = tests / "Dockerfile"
+    return None, dockerfile if dockerfile.is_file() else None
+
+
+def _check_verifier_class(
+    config: TaskFile, step: StepTable | None, chosen: VerifierClass, folder: Path, findings: Findings
+) -> None:
+    own = config.dayfly
+    judge = (step.verifier.environment if step else None) or config.verifier.environment
+    if judge is not None and own is not None and own.verifier_class not in (None, VerifierClass.SEPARATE):
         raise TaskError(
             f"{folder / 'task.toml'}: [verifier.environment] is a machine of its own, which "
             f"dayfly.verifier_class = {chosen.value!r} excludes",
             hint="leave one of them out",
         )
-    image = config.verifier.environment.docker_image if config.verifier.environment else None
-    if chosen is VerifierClass.SEPARATE and image is None and (folder / "tests" / "Dockerfile").exists():
-        raise TaskError(
-            f"{folder}: this version does not build verifier images (tests/Dockerfile)",
-            hint="build it elsewhere and name it as verifier.environment.docker_image, or skip this task",
-            cause="unsupported",
-        )
-    if chosen is VerifierClass.SEPARATE and not config.artifacts:
+    if chosen is VerifierClass.SEPARATE and not config.artifacts and not (step and step.artifacts):
         findings.remark("verifier class separate without artifacts: only /logs/artifacts reaches the verifier")
 
 
-def _solution(folder: Path, findings: Findings) -> Path | None:
-    solution = folder / "solution"
+def _solution(solution: Path, folder: Path, findings: Findings) -> Path | None:
     script = solution / "solve.sh"
     if not script.is_file():
         if solution.is_dir():
-            findings.remark("solution/ has no solve.sh, so the oracle agent cannot apply it")
+            findings.remark(f"{solution} has no solve.sh, so the oracle agent cannot apply it")
         return None
     if CarryRules(folder).excludes(script):
         raise TaskError(f"{script} is left out by {solution / '.harborignore'}", hint="take that rule away")

@@ -1,4 +1,4 @@
-"""`task.toml` as data: Harbor's schema 1.0 to 1.4 for single-step tasks, and the `[dayfly]` table.
+"""`task.toml` as data: Harbor's schema 1.0 to 1.4, and the `[dayfly]` table.
 
 Defaults and names are Harbor's. Values that Harbor would accept and that cannot work (a timeout of zero, an
 infinite one) are refused here. Unknown keys are found before validation; see `load.py`.
@@ -6,21 +6,25 @@ infinite one) are refused here. Unknown keys are found before validation; see `l
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
+import unicodedata
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
-from dayfly.model import VerifierClass
+from dayfly.model import NetworkMode, VerifierClass
 
 SUPPORTED_SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?")
 NAME_PATTERN = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 
 Seconds = Annotated[FiniteFloat, Field(gt=0)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
-NetworkMode = Literal["public", "no-network", "allowlist"]
 
 
 def _user(value: Any) -> Any:
@@ -44,6 +48,33 @@ def _source(value: str) -> str:
     for place in ("/tests", "/logs/verifier", "/solution"):
         if path.is_absolute() and path.is_relative_to(place):
             raise ValueError(f"{place} belongs to the verifier; the agent's work cannot come from there")
+    return value
+
+
+def _step_name(value: str) -> str:
+    """A name that is a folder on every host, as Harbor wants it."""
+    stem = value.split(".")[0].upper()
+    if (
+        not value
+        or len(value.encode("utf-8", "surrogatepass")) > 255
+        or any(c in '<>:"/\\|?*' or ord(c) < 32 or ord(c) == 127 for c in value)
+        or value != value.strip()
+        or value.endswith(".")
+        or stem in {"CON", "PRN", "AUX", "NUL", *(f"{d}{n}" for d in ("COM", "LPT") for n in range(1, 10))}
+    ):
+        raise ValueError(
+            "a step's name is the name of its folder below steps/, of at most 255 bytes, on any system"
+        )
+    return value
+
+
+def _host(value: str) -> str:
+    """A host name, perhaps with a leading `*.`, an address, or a network: no scheme, port or path."""
+    with suppress(ValueError):
+        ipaddress.ip_network(value, strict=False)
+        return value
+    if _HOST.fullmatch(value) is None or len(value) > 255:
+        raise ValueError(f"{value!r} is not a host name (`*.` may lead), an address or a network")
     return value
 
 
@@ -92,7 +123,7 @@ class NetworkTable(Table):
     """What the three tables with network settings have in common."""
 
     network_mode: NetworkMode | None = None
-    allowed_hosts: list[str] | None = None
+    allowed_hosts: list[Annotated[str, AfterValidator(_host)]] | None = None
 
     @model_validator(mode="after")
     def _hosts_only_with_allowlist(self) -> NetworkTable:
@@ -124,13 +155,35 @@ class Tpu(Table):
     topology: str
 
 
-class McpServer(Table):
-    name: str
-    transport: str = "sse"
+def _transport(value: Any) -> Any:
+    return "streamable-http" if value == "http" else value
+
+
+_SECRET_HEADERS = ("authorization", "cookie", "token", "api-key", "apikey", "secret", "password", "credential")
+
+
+class McpTable(Table):
+    """`[[environment.mcp_servers]]`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    transport: Annotated[Literal["sse", "streamable-http", "stdio"], BeforeValidator(_transport)] = "sse"
     url: str | None = None
     command: str | None = None
     args: list[str] = []
     headers: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> McpTable:
+        needed = "command" if self.transport == "stdio" else "url"
+        if not getattr(self, needed):
+            raise ValueError(f"transport {self.transport!r} needs {needed}")
+        for name, value in self.headers.items():
+            secret = any(word in name.lower() for word in _SECRET_HEADERS)
+            if secret and re.fullmatch(r"\$\{[^}:]+\}", value) is None:
+                raise ValueError(
+                    f"the header {name} holds a credential: write it as ${{VARIABLE}}, without a default"
+                )
+        return self
 
 
 class EnvironmentTable(NetworkTable):
@@ -145,7 +198,7 @@ class EnvironmentTable(NetworkTable):
     gpus: Annotated[int, Field(ge=0)] | None = None
     gpu_types: list[str] | None = None
     tpu: Tpu | None = None
-    mcp_servers: list[McpServer] = []
+    mcp_servers: list[McpTable] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: HealthcheckTable | None = None
@@ -205,6 +258,17 @@ class ArtifactTable(Table):
     service: str | None = None
 
 
+class StepTable(Table):
+    """`[[steps]]`."""
+
+    name: Annotated[str, AfterValidator(_step_name)]
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
+    min_reward: FiniteFloat | Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
+    healthcheck: HealthcheckTable | None = None
+    artifacts: list[ArtifactTable] = []
+
+
 class DayflyTable(Table):
     """`[dayfly]`: what Harbor has no word for."""
 
@@ -237,13 +301,25 @@ class TaskFile(Table):
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     artifacts: list[ArtifactTable] = []
-    steps: list[dict[str, Any]] | None = None
+    steps: list[StepTable] | None = None
     metadata: dict[str, Any] = {}
     agent: AgentTable = AgentTable()
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
     dayfly: DayflyTable | None = None
+
+    @model_validator(mode="after")
+    def _step_names_differ(self) -> TaskFile:
+        seen: dict[str, str] = {}
+        for step in self.steps or []:
+            folded = unicodedata.normalize("NFC", step.name).casefold()
+            if folded in seen:
+                raise ValueError(
+                    f"the steps {seen[folded]!r} and {step.name!r} would share a folder on some systems"
+                )
+            seen[folded] = step.name
+        return self
 
 
 def modernise(data: dict[str, Any]) -> dict[str, Any]:
@@ -252,10 +328,18 @@ def modernise(data: dict[str, Any]) -> dict[str, Any]:
     if "version" in data:
         old = data.pop("version")
         data.setdefault("schema_version", old)
-    artifacts = data.get("artifacts")
-    if isinstance(artifacts, list):
-        data["artifacts"] = [{"source": a} if isinstance(a, str) else a for a in artifacts]
+    _spell_artifacts_out(data)
+    if isinstance(data.get("steps"), list):
+        data["steps"] = [dict(s) if isinstance(s, dict) else s for s in data["steps"]]
+        for step in data["steps"]:
+            if isinstance(step, dict):
+                _spell_artifacts_out(step)
     return data
+
+
+def _spell_artifacts_out(table: dict[str, Any]) -> None:
+    if isinstance(table.get("artifacts"), list):
+        table["artifacts"] = [{"source": a} if isinstance(a, str) else a for a in table["artifacts"]]
 
 
 def parse_size_mb(text: str) -> int:

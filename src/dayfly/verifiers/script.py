@@ -8,9 +8,8 @@ from typing import Any
 from dayfly.errors import VerifierError
 from dayfly.model import ExecResult, Task, Verdict
 from dayfly.protocols import Record, Vm
-from dayfly.tasks import Selection
 from dayfly.verifiers.rewards import choose_reward, parse_rewards
-from dayfly.verifiers.stage import REWARD_JSON, REWARD_TXT, TESTS, Stage, default_host_env
+from dayfly.verifiers.stage import REWARD_JSON, REWARD_TXT, TESTS, Stage, Tests, default_host_env
 
 
 class ScriptVerifier:
@@ -55,7 +54,7 @@ def _agrees(text: bytes, rewards: Mapping[str, float]) -> bool:
         return False
 
 
-def _details(ended: ExecResult, tests: Selection | None, rule: str) -> dict[str, Any]:
+def _details(ended: ExecResult, tests: Tests | None, rule: str) -> dict[str, Any]:
     details: dict[str, Any] = {"reward_from": rule, "seconds": round(ended.duration_s, 3)}
     if tests is not None:
         details["tests_digest"] = tests.digest

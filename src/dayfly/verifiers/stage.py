@@ -18,7 +18,7 @@ import anyio.to_thread
 from dayfly.errors import GuestRefused, LimitError, Tampered, VerifierError
 from dayfly.model import ExecResult, Task
 from dayfly.protocols import Record, TransferLimits, Vm
-from dayfly.tasks import Selection, read_task_files, resolve_env, select
+from dayfly.tasks import Selection, digest_of_files, read_task_files, resolve_env, select
 from dayfly.verifiers.rewards import MAX_REWARD_BYTES
 
 TESTS = "/tests"
@@ -41,10 +41,10 @@ class Stage:
     record: Record
     host_env: Mapping[str, str]
 
-    async def bring_tests(self) -> Selection | None:
+    async def bring_tests(self) -> Tests | None:
         """Put tests/ into /tests. Raises `VerifierError` when the task changed since it was loaded."""
         task = self.task
-        if task.tests is None:
+        if task.tests is None and task.tests_overlay is None:
             return None
         now = await anyio.to_thread.run_sync(read_task_files, task.path)
         if now.digest != task.digest:
@@ -53,8 +53,9 @@ class Stage:
                 hint="do not edit tasks during a job; then run with --resume",
                 cause="task_changed",
             )
-        tests = await anyio.to_thread.run_sync(lambda: _select_tests(task))
-        await self.vm.put(tests.source, TESTS, exclude=tests.excludes, space="verify", meta=tests.meta)
+        tests = await anyio.to_thread.run_sync(_select_tests, task)
+        for layer in tests.layers:
+            await self.vm.put(layer.source, TESTS, exclude=layer.excludes, space="verify", meta=layer.meta)
         return tests
 
     async def run(self, argv: Sequence[str]) -> ExecResult:
@@ -126,14 +127,14 @@ class Stage:
         except GuestRefused as error:
             self.record.note(f"{LOGS} was not kept whole: {error.message}")
 
-    async def recheck_tests(self, tests: Selection | None) -> None:
+    async def recheck_tests(self, tests: Tests | None) -> None:
         """Read /tests back. Raises `Tampered` when a file of it is not what was put there.
 
         Nothing of the agent's *processes* can reach /tests, but the judge may run code of the agent.
         """
         if tests is None or not tests.files:
             return
-        if await anyio.to_thread.run_sync(_size, tests) > RECHECK_BYTES:
+        if await anyio.to_thread.run_sync(lambda: tests.size) > RECHECK_BYTES:
             self.record.note(f"tests/ is larger than {RECHECK_BYTES >> 20} MiB and was not read back")
             return
         wanted = _with_parents(tests)
@@ -155,9 +156,30 @@ def default_host_env(host_env: Mapping[str, str] | None) -> Mapping[str, str]:
     return os.environ if host_env is None else host_env
 
 
-def _select_tests(task: Task) -> Selection:
-    assert task.tests is not None
-    return select(task.tests, task=task.path, program="test.sh")
+@dataclass(frozen=True)
+class Tests:
+    """What was put into /tests: the task's tests and, over them, those of a step."""
+
+    layers: tuple[Selection, ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name → digest, as it must be when all layers are there."""
+        return {name: digest for layer in self.layers for name, digest in layer.files.items()}
+
+    @property
+    def digest(self) -> str:
+        """sha256:… over names and contents."""
+        return digest_of_files(self.files)
+
+    @property
+    def size(self) -> int:
+        return sum((layer.source / name).lstat().st_size for layer in self.layers for name in layer.files)
+
+
+def _select_tests(task: Task) -> Tests:
+    folders = [f for f in (task.tests, task.tests_overlay) if f is not None]
+    return Tests(tuple(select(f, task=task.path, program="test.sh") for f in folders))
 
 
 def _tests_changed(what: str) -> Tampered:
@@ -168,11 +190,7 @@ def _tests_changed(what: str) -> Tampered:
     )
 
 
-def _size(tests: Selection) -> int:
-    return sum((tests.source / name).lstat().st_size for name in tests.files)
-
-
-def _with_parents(tests: Selection) -> set[str]:
+def _with_parents(tests: Tests) -> set[str]:
     """The names that were put, and the folders on the way to them."""
     names = set(tests.files)
     for name in tests.files:
@@ -181,7 +199,7 @@ def _with_parents(tests: Selection) -> set[str]:
     return names
 
 
-def _differing(tests: Selection, copy: Path) -> list[str]:
+def _differing(tests: Tests, copy: Path) -> list[str]:
     """Names whose content in `copy` is not what was sent. Links are left to the guest's own comparison."""
     got = select(copy).files if copy.is_dir() else {}
     return [
