@@ -47,7 +47,7 @@ from dayfly.model import (
 )
 from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
-from dayfly.rollout import Context, agent_limit_s, run_rollout
+from dayfly.rollout import STEPS_REBOOTED, Context, agent_limit_s, room_for, run_rollout
 from dayfly.sharing import Sharing
 
 if TYPE_CHECKING:
@@ -213,15 +213,21 @@ def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None, bas
     return plan
 
 
+WITHOUT_TOOLS = ("oracle", "no-op")
+"""Agents that have no use for a task's tool servers, and so need none of their credentials."""
+
+
 def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
     from dayfly.agents import agent_digest
-    from dayfly.tasks import find_tasks, load_task
+    from dayfly.tasks import find_tasks, load_task, resolve_env
 
     folders = find_tasks([_below(base_dir, t) for t in job_file.tasks])
     tasks = [load_task(folder, strict=False) for folder in folders]
     _refuse_twins([t.name for t in tasks], "task")
     for task in tasks:
         _refuse_unrunnable(task, job_file.verifier_class)
+        if any((a.kind or a.name) not in WITHOUT_TOOLS for a in job_file.agents):
+            resolve_env({h: v for m in task.mcp_servers for h, v in m.headers.items()}, os.environ)
     agents = []
     for entry in job_file.agents:
         spec = AgentSpec(name=entry.name, kind=entry.kind or entry.name, options=entry.options)
@@ -242,9 +248,14 @@ def _refuse_unrunnable(task: Task, verifier_class: VerifierClass | None) -> None
     """Raise `TaskError`, or `ConfigError` for a variable that is not set, before anything starts."""
     from dayfly.tasks import resolve_env
 
-    for env in (task.env, task.verifier_env):
+    for env in (task.env, *(s.verifier_env for s in task.all_steps)):
         resolve_env(env, os.environ)
-    if task.verifier_image is not None and verifier_class not in (None, VerifierClass.SEPARATE):
+    if task.steps and verifier_class is VerifierClass.REBOOTED:
+        raise TaskError(f"task {task.name}: {STEPS_REBOOTED}", hint="leave the verifier class to the task")
+    if any(s.verifier_has_own_image for s in task.all_steps) and verifier_class not in (
+        None,
+        VerifierClass.SEPARATE,
+    ):
         raise TaskError(
             f"task {task.name} has a verifier image of its own and cannot be judged as {verifier_class}",
             hint="leave the verifier class to the task",
@@ -286,6 +297,7 @@ def _wanted(plan: Plan, on_file: Mapping[RolloutKey, RolloutRecord]) -> Iterator
                     seed=_seed(plan.job_file.seed, key),
                     retry=known.retry + 1 if known else 0,
                     jobs_dir=plan.jobs_dir,
+                    room=room_for(options, task),
                 )
 
 
@@ -434,7 +446,8 @@ class Run:
     def _engine(self) -> LocalEngine:
         capacity = Capacity.of_host(self.plan.jobs_dir, self.plan.job_file.concurrency)
         admission = Admission(capacity, self.plan.jobs_dir)
-        for machine in {t.machine for t in self.plan.tasks}:
+        options = self.plan.job_file.options()
+        for machine in {room_for(options, t) or t.machine for t in self.plan.tasks}:
             admission.refuse_impossible(machine)
         return LocalEngine(admission)
 
@@ -683,7 +696,7 @@ async def _prepare(plan: Plan, hypervisor: Hypervisor, in_use: ExitStack) -> dic
 
     The disks are kept from being pruned until `in_use` is closed.
     """
-    images = sorted({i for t in plan.tasks for i in (t.image, t.verifier_image) if i})
+    images = sorted({i for t in plan.tasks for i in t.images})
     if hypervisor.isolation == "fake":
         config = ImageConfig(workdir="/app")
         return {i: Disk(Path("/dev/null"), sha256_bytes(i.encode()), config, i, i) for i in images}
@@ -696,6 +709,6 @@ async def _prepare(plan: Plan, hypervisor: Hypervisor, in_use: ExitStack) -> dic
         return {name: in_use.enter_context(store.using(store.disk(i))) for name, i in found.items()}
 
     disks = await anyio.to_thread.run_sync(make_disks)
-    for machine in sorted({t.machine for t in plan.tasks}, key=repr):
+    for machine in sorted({m for t in plan.tasks for m in t.machines}, key=repr):
         await hypervisor.prepare(machine)
     return disks

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 Isolation = Literal["kvm", "tcg", "fake"]
+Phase = Literal["image", "boot", "setup", "agent", "collect", "verify", "teardown"]
 NetworkMode = Literal["public", "no-network", "allowlist"]
 Space = Literal["work", "verify"]
 """Which mount namespace of a guest a call acts in; see `protocols.Vm`."""
@@ -327,6 +328,11 @@ class Task(Frozen):
         return tuple(dict.fromkeys(n for n in names if n is not None))
 
     @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The sizes of all VMs that a rollout of this task may need, each once."""
+        return tuple(dict.fromkeys((self.machine, *(s.verifier_machine or s.machine for s in self.all_steps))))
+
+    @property
     def dockerfiles(self) -> tuple[Path, ...]:
         """All Dockerfiles whose images a rollout of this task may need, each once."""
         paths = (self.dockerfile, *(s.verifier_dockerfile for s in self.all_steps))
@@ -459,7 +465,7 @@ class Cause(Frozen):
 
 
 class PhaseTime(Frozen):
-    name: Literal["image", "boot", "setup", "agent", "collect", "verify", "teardown"]
+    name: Phase
     started_unix: float
     seconds: float
     step: str | None = None

@@ -233,7 +233,7 @@ class Deaf:
 def test_a_phase_over_its_limit_is_said_with_what_is_in_flight(make_task, plan_job, monkeypatch):
     monkeypatch.setattr("dayfly.job.WATCHDOG_INTERVAL_S", 0.05)
     monkeypatch.setattr("dayfly.job.OVERDUE_GRACE_S", 0.2)
-    monkeypatch.setattr("dayfly.rollout.AGENT_STOP_GRACE_S", 0.2)
+    monkeypatch.setattr("dayfly.rollout.limits.AGENT_STOP_GRACE_S", 0.2)
     make_task(agent_timeout=0.1)
     plan = plan_job(["no-op"])
     anyio.run(lambda: run_job(plan, hypervisor=FakeHypervisor(), make_agent=lambda spec: Deaf()))

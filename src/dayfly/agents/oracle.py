@@ -41,6 +41,8 @@ class OracleAgent:
             raise AgentError(f"task {task.name} has no solution/solve.sh", hint="add one", cause="no_solution")
         folder = task.solution
         solution = await anyio.to_thread.run_sync(lambda: select(folder, task=task.path, program="solve.sh"))
+        if task.step is not None:
+            await vm.remove(SOLUTION)  # the solution of the step before
         await vm.put(solution.source, SOLUTION, exclude=solution.excludes, meta=solution.meta)
         host_env = os.environ if self._host_env is None else self._host_env
         env = {"DEBIAN_FRONTEND": "noninteractive", **resolve_env(task.solution_env, host_env)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dayfly.model import Options, Task
-from dayfly.rollout import AGENT_STOP_GRACE_S, agent_limit_s, vm_lifetime_s
+from dayfly.rollout.limits import AGENT_STOP_GRACE_S, agent_limit_s, vm_lifetime_s
 
 START_GRACE_S = 30.0
 VERIFIER_STOP_GRACE_S = 60.0

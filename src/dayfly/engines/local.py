@@ -131,11 +131,11 @@ class LocalEngine:
         """Start each rollout when there is room for it; an exception of `run_one` stops all of them."""
         async with anyio.create_task_group() as group:
             for spec in specs:
-                await self.admission.enter(spec.machine)
+                await self.admission.enter(spec.room or spec.machine)
                 group.start_soon(self._one, spec, run_one, done)
 
     async def _one(self, spec: RolloutSpec, run_one: RunOne, done: Done) -> None:
         try:
             await done(await run_one(spec))
         finally:
-            await self.admission.leave(spec.machine)
+            await self.admission.leave(spec.room or spec.machine)
