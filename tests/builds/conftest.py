@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from dayfly.errors import NotFoundError
 from dayfly.images import ImageStore
 from dayfly.images.builder import BuildRequest, BuildSettings, Built, ImageBuilder
 from dayfly.registry import HypervisorSettings, make_hypervisor
@@ -38,7 +40,7 @@ def write(tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def build(base_disk, hypervisor) -> Callable[..., Built]:
+def build(base_disk, hypervisor, forget) -> Callable[..., Built]:
     """Build a folder; the output comes back in `output`, a bytearray, if one is given."""
 
     def run(
@@ -57,6 +59,18 @@ def build(base_disk, hypervisor) -> Callable[..., Built]:
             with anyio.fail_after(600):
                 return await made.build(wanted, renew=renew)
 
-        return anyio.run(main)
+        built = anyio.run(main)
+        forget(built.image.digest)
+        return built
 
     return run
+
+
+@pytest.fixture
+def forget() -> Iterator[Callable[[str], None]]:
+    """Images that a test made leave the user's store with it."""
+    digests: set[str] = set()
+    yield digests.add
+    for digest in digests:
+        with suppress(NotFoundError):
+            ImageStore().remove(digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dayfly.errors import ImageError
-from dayfly.images.builder.dockerfile import failing_instruction
+from dayfly.images.builder.dockerfile import instruction_at
 from dayfly.images.builder.log import BuildLog
 from dayfly.images.builder.request import BuildPlan
 
@@ -32,7 +32,7 @@ def timed_out(plan: BuildPlan, log: BuildLog) -> ImageError:
 
 
 def _place(plan: BuildPlan, log: BuildLog) -> str:
-    one = failing_instruction(plan.instructions, log.tail)
+    one = instruction_at(plan.instructions, log.step, plan.added_steps)
     if one is None:
         return str(plan.request.dockerfile)
     text = one.text if len(one.text) <= 120 else one.text[:117] + "..."

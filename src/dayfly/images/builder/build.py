@@ -20,6 +20,7 @@ from dayfly.errors import BootError, GuestLost, HostError, ImageError, SandboxOo
 from dayfly.images.builder.builder_image import BUILDER_NAME, ensure_builder, scratch_folder
 from dayfly.images.builder.in_vm import build_in_vm
 from dayfly.images.builder.log import BuildLog
+from dayfly.images.builder.on_host import build_on_host, host_builder, refuse_unkept
 from dayfly.images.builder.proxy import Proxy, parse_rules
 from dayfly.images.builder.request import BuildPlan, BuildRequest, read_request
 from dayfly.images.builder.results import make_layout
@@ -74,7 +75,14 @@ class ImageBuilder:
         request = replace(request, args={**self.settings.args, **request.args})
         builder = await anyio.to_thread.run_sync(self._builder)
         plan = await anyio.to_thread.run_sync(
-            partial(read_request, request, self.store, self.resolve or self.store.resolve, builder.digest)
+            partial(
+                read_request,
+                request,
+                self.store,
+                self.resolve or self.store.resolve,
+                builder if isinstance(builder, str) else builder.digest,
+                self.settings.env,
+            )
         )
         log = self.folder / "logs" / f"{plan.key[:32]}.log"
         image = None if renew else find_image(self.store, plan.image_name)
@@ -88,7 +96,7 @@ class ImageBuilder:
             await anyio.to_thread.run_sync(add_name, self.store, image, name)
         return Built(image, not made, log, time.monotonic() - begun)
 
-    async def _make_once(self, plan: BuildPlan, builder: StoredImage, log: Path) -> Image:
+    async def _make_once(self, plan: BuildPlan, builder: StoredImage | str, log: Path) -> Image:
         """What failed because of the files fails again at once: a job asks once per rollout."""
         if plan.key in self._failed:
             raise self._failed[plan.key]
@@ -99,44 +107,52 @@ class ImageBuilder:
                 self._failed[plan.key] = error
             raise
 
-    def _builder(self) -> StoredImage:
-        """The image that builder VMs run, made at first use."""
+    def _builder(self) -> StoredImage | str:
+        """The image that builder VMs run, made at first use; or which buildah of this host builds."""
+        if self.settings.builder == "host":
+            builder = host_builder()
+            refuse_unkept(self.settings, builder)
+            return builder
         named = self.settings.image
         if named is None or named == BUILDER_NAME:
             return stored(self.store, ensure_builder(self.store))
         return stored(self.store, (self.resolve or self.store.resolve)(named))
 
-    async def _make(self, plan: BuildPlan, builder: StoredImage, log_path: Path) -> Image:
-        """Build in a VM, then take the result in as any foreign image is taken in."""
+    async def _make(self, plan: BuildPlan, builder: StoredImage | str, log_path: Path) -> Image:
+        """Build, then take the result in as any foreign image is taken in."""
         with self._work_folder() as work, BuildLog(log_path, plan.secrets, self.on_output) as log:
-            proxy = None
-            if self.settings.network == "proxied":
-                proxy = Proxy(parse_rules(self.settings.allow), on_refused=log.say)
-            try:
-                hypervisor = await anyio.to_thread.run_sync(self.hypervisor)
-                async with (
-                    self._one_vm,
-                    _entered(
-                        builder_disk(self.folder / "disks", builder, plan.bases, timeout_s=DISK_TIMEOUT_S)
-                    ) as disk,
-                ):
-                    made = await build_in_vm(plan, self.settings, hypervisor, disk, proxy, work, log)
-            except (GuestLost, SandboxOom, BootError) as error:
-                # never as it is: of a rollout, SandboxOom would count as the agent's
-                raise ImageError(
-                    f"the builder VM of {plan.request.dockerfile} was lost: {error.message}",
-                    hint=f"{error.hint or ''}\nthe log is {log_path}".strip(),
-                    cause="builder_lost",
-                ) from error
-            finally:
-                if proxy is not None:
-                    _tell_traffic(proxy, log)
+            if isinstance(builder, str):
+                made = await build_on_host(plan, work, log)
+            else:
+                made = await self._in_vm(plan, builder, work, log)
             most = 2 * self.settings.storage_mb * 1024 * 1024
-            layout = work / "layout"
-            await anyio.to_thread.run_sync(partial(make_layout, made, layout, plan.bases, plan.secrets, most=most))
+            layout, env = work / "layout", tuple(plan.env)
+            take_in = partial(make_layout, made, layout, plan.bases, plan.secrets, most=most, env=env)
+            await anyio.to_thread.run_sync(take_in)
             image = await anyio.to_thread.run_sync(self.store.import_image, layout, plan.image_name)
         _drop_old_logs(log_path.parent)
         return image
+
+    async def _in_vm(self, plan: BuildPlan, builder: StoredImage, work: Path, log: BuildLog) -> Path:
+        """Raises `ImageError`, whatever became of the VM."""
+        proxy = None
+        if self.settings.network == "proxied":
+            proxy = Proxy(parse_rules(self.settings.allow), on_refused=log.say)
+        hypervisor = await anyio.to_thread.run_sync(self.hypervisor)
+        making_disk = builder_disk(self.folder / "disks", builder, plan.bases, timeout_s=DISK_TIMEOUT_S)
+        try:
+            async with self._one_vm, _entered(making_disk) as disk:
+                return await build_in_vm(plan, self.settings, hypervisor, disk, proxy, work, log)
+        except (GuestLost, SandboxOom, BootError) as error:
+            # never as it is: of a rollout, SandboxOom would count as the agent's
+            raise ImageError(
+                f"the builder VM of {plan.request.dockerfile} was lost: {error.message}",
+                hint=f"{error.hint or ''}\nthe log is {log.path}".strip(),
+                cause="builder_lost",
+            ) from error
+        finally:
+            if proxy is not None:
+                _tell_traffic(proxy, log)
 
     @contextmanager
     def _work_folder(self) -> Iterator[Path]:

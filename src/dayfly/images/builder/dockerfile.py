@@ -190,12 +190,18 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 _STEP = re.compile(rb"^(?:\[(\d+)/\d+\] )?STEP (\d+)/\d+: ", re.MULTILINE)
 
 
-def failing_instruction(instructions: tuple[Instruction, ...], log: bytes) -> Instruction | None:
-    """The instruction that a builder's log ends in, by its last `STEP` line."""
-    steps = list(_STEP.finditer(log))
-    if not steps:
+def last_step(log: bytes) -> tuple[int | None, int] | None:
+    """Stage and step of the last `STEP` line in a builder's output; the stage is None when there is only one."""
+    steps = _STEP.findall(log)
+    return (int(steps[-1][0]) if steps[-1][0] else None, int(steps[-1][1])) if steps else None
+
+
+def instruction_at(
+    instructions: tuple[Instruction, ...], at: tuple[int | None, int] | None, added: int = 0
+) -> Instruction | None:
+    """The instruction of a stage and step; `added`: steps that were put after each FROM by ourselves."""
+    if at is None:
         return None
-    last = steps[-1]
-    stage = int(last[1]) if last[1] else max(i.stage for i in instructions)
-    step = int(last[2])
+    stage = at[0] or max(i.stage for i in instructions)
+    step = at[1] if at[1] == 1 else max(1, at[1] - added)
     return next((i for i in instructions if (i.stage, i.step) == (stage, step)), None)

@@ -6,9 +6,8 @@ disk, and a way out through a proxy that the host controls. It gives back one OC
 
 from __future__ import annotations
 
-import json
 import secrets as random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -119,6 +118,8 @@ def build_command(plan: BuildPlan) -> list[str]:
     argv = ["buildah", "bud", "--isolation=chroot", "--pull=never", "--layers=false", "--identity-label=false"]
     argv += ["--file=/build/Dockerfile", "--ignorefile=/build/ignore", f"--tag={BUILT}"]
     argv += [f"--build-arg={name}={value}" for name, value in plan.request.args.items()]
+    # --env puts an ENV after each FROM, so that RUN has it; --unsetenv leaves it out of the image.
+    argv += [word for name, value in plan.env.items() for word in (f"--env={name}={value}", f"--unsetenv={name}")]
     argv += [f"--secret=id={name},src=/run/dayfly/secrets/{n}" for n, name in enumerate(plan.secrets)]
     argv += [f"--target={plan.request.target}"] if plan.request.target else []
     return [*argv, "/build/context"]
@@ -148,7 +149,6 @@ async def _prepare(vm: Vm, plan: BuildPlan, settings: BuildSettings) -> None:
         "/etc/containers/storage.conf": STORAGE,
         "/etc/containers/registries.conf": REGISTRIES,
         "/etc/containers/policy.json": POLICY,
-        "/etc/containers/containers.conf": f"[containers]\nenv = {json.dumps(_pairs(settings.env))}\n",
         "/build/ignore": "",
     }
     for path, text in texts.items():
@@ -162,10 +162,6 @@ async def _prepare(vm: Vm, plan: BuildPlan, settings: BuildSettings) -> None:
         await vm.put(b"", f"/build/out/blobs/sha256/{base.mark.removeprefix('sha256:')}", mode=0o644)
     context = plan.context
     await vm.put(context.folder, "/build/context", exclude=context.leaves_out, meta=context.meta)
-
-
-def _pairs(env: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in env.items()]
 
 
 # --- the way out ---------------------------------------------------------------------------------
@@ -272,7 +268,8 @@ async def _failure(vm: Vm, plan: BuildPlan, machine: Machine, result: ExecResult
     if result.timed_out:
         return timed_out(plan, log)
     stats = await vm.stats()
-    if stats.disk_size_bytes and stats.disk_free_bytes < 16 * 1024 * 1024:
+    full = stats.disk_size_bytes and stats.disk_free_bytes < 16 * 1024 * 1024
+    if full or b"No space left on device" in log.tail:  # by now buildah may have cleaned up
         return failed(
             plan, log, f"the build filled the builder's {machine.storage_mib} MiB disk", "raise storage_mb"
         )

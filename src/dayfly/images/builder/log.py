@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
+from dayfly.images.builder.dockerfile import last_step
 from dayfly.images.builder.results import secret_needles
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -29,6 +30,8 @@ class BuildLog:
         self._left = MAX_BYTES
         self._tail = bytearray()
         self._file: IO[bytes] | None = None
+        self.step: tuple[int | None, int] | None = None
+        """Stage (None: the only one) and step that the builder is at, each from 1."""
 
     def __enter__(self) -> BuildLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +69,7 @@ class BuildLog:
             data = data.replace(needle, BLOT)
         if not data:
             return
+        self.step = last_step(data) or self.step
         self._tail += data
         del self._tail[:-TAIL]
         kept = data[: self._left]

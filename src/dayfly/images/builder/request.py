@@ -45,8 +45,15 @@ class BuildPlan:
     context: BuildContext
     bases: tuple[Base, ...]
     secrets: Mapping[str, bytes]
+    env: Mapping[str, str]
+    """For RUN, and in no layer. Not in the key: what a host needs for its network makes no other image."""
     key: str
     """64 hex digits: equal for equal files, arguments, bases and builder."""
+
+    @property
+    def added_steps(self) -> int:
+        """`env` appears as a further instruction of each stage."""
+        return 1 if self.env else 0
 
     @property
     def image_name(self) -> str:
@@ -55,7 +62,11 @@ class BuildPlan:
 
 
 def read_request(
-    request: BuildRequest, store: ImageStore, resolve: Callable[[str], Image], builder: str
+    request: BuildRequest,
+    store: ImageStore,
+    resolve: Callable[[str], Image],
+    builder: str,
+    env: Mapping[str, str],
 ) -> BuildPlan:
     """Read the files and find the base images. Blocking. `builder`: what says which builder it is.
 
@@ -84,7 +95,7 @@ def read_request(
         )
     ).hexdigest()
     secrets = {name: _read(path, MAX_SECRET) for name, path in request.secrets.items()}
-    return BuildPlan(request, text, instructions, context, bases, secrets, key)
+    return BuildPlan(request, text, instructions, context, bases, secrets, env, key)
 
 
 def _resolved(name: str, resolve: Callable[[str], Image], request: BuildRequest) -> Image:

@@ -32,11 +32,18 @@ class _Parts:
 
 
 def make_layout(
-    source: Path, dest: Path, bases: Sequence[Base], secrets: Mapping[str, bytes], *, most: int
+    source: Path,
+    dest: Path,
+    bases: Sequence[Base],
+    secrets: Mapping[str, bytes],
+    *,
+    most: int,
+    env: Sequence[str] = (),
 ) -> None:
     """Write the built image in the OCI layout `source` as one with its bases' layers to the new folder `dest`.
 
-    Blocking; blobs are moved out of `source`. `secrets`: id → content; `most`: bytes that one layer may unpack to.
+    Blocking; blobs are moved out of `source`. `secrets`: id → content; `most`: bytes that one layer may unpack to;
+    `env`: names that were set for RUN only, of which the history must not speak.
     Raises `ImageError` for what is not well formed, and when a secret is in a layer or in the configuration.
     """
     top = _document(source / "index.json", "the index").get("manifests")
@@ -49,9 +56,9 @@ def make_layout(
     config = _parse(data, "the configuration")
     blobs = dest / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    parts = _put_layers(source, blobs, manifest, {b.mark: b for b in bases}, secrets, most)
+    parts = _put_layers(source, blobs, manifest, bases, secrets, most)
     config["rootfs"] = {"type": "layers", "diff_ids": parts.diff_ids}
-    config["history"] = parts.history + _own_history(config)
+    config["history"] = parts.history + _own_history(config, env)
     top = _add(
         blobs,
         {
@@ -70,7 +77,7 @@ def _put_layers(
     source: Path,
     blobs: Path,
     manifest: Mapping[str, Any],
-    bases: Mapping[str, Base],
+    bases: Sequence[Base],
     secrets: Mapping[str, bytes],
     most: int,
 ) -> _Parts:
@@ -78,31 +85,55 @@ def _put_layers(
     if not isinstance(listed, list) or len(listed) > 500:
         raise ImageError("the built image's manifest has no usable list of layers")
     parts = _Parts([], [], [])
+    marked, known = {b.mark: b for b in bases}, _known_layers(bases)
     for layer in listed:
         digest = _digest(layer if isinstance(layer, dict) else {})
-        if (base := bases.get(digest)) is not None:
+        if (base := marked.get(digest)) is not None:
             _put_base(base, blobs, parts)
         else:
-            _put_new(source, digest, most, blobs, parts, secrets)
+            _put_new(source, digest, most, blobs, parts, secrets, known)
     return parts
 
 
 def _put_base(base: Base, blobs: Path, parts: _Parts) -> None:
     """The base's own layers, as they are in the store."""
     for layer in base.image.manifest["layers"]:
-        path = blobs / str(layer["digest"]).removeprefix("sha256:")
-        if not path.exists():
-            path.symlink_to(base.image.blob(str(layer["digest"])))
-        parts.layers.append({key: layer[key] for key in ("mediaType", "digest", "size")})
-    rootfs = base.image.config.get("rootfs")
-    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    parts.diff_ids += [str(d) for d in diff_ids] if isinstance(diff_ids, list) else []
+        _link_layer(base, layer, blobs, parts)
+    parts.diff_ids += _diff_ids(base)
     history = base.image.config.get("history")
     parts.history += history if isinstance(history, list) else []
 
 
+def _link_layer(base: Base, layer: Mapping[str, Any], blobs: Path, parts: _Parts) -> None:
+    path = blobs / str(layer["digest"]).removeprefix("sha256:")
+    if not path.exists():
+        path.symlink_to(base.image.blob(str(layer["digest"])))
+    parts.layers.append({key: layer[key] for key in ("mediaType", "digest", "size")})
+
+
+def _diff_ids(base: Base) -> list[str]:
+    rootfs = base.image.config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    return [str(d) for d in diff_ids] if isinstance(diff_ids, list) else []
+
+
+def _known_layers(bases: Sequence[Base]) -> dict[str, tuple[Base, Mapping[str, Any]]]:
+    """Digest of a base's plain layer → the layer as the store has it; this host's buildah packs them anew."""
+    return {
+        plain: (base, layer)
+        for base in bases
+        for plain, layer in zip(_diff_ids(base), base.image.manifest["layers"], strict=False)
+    }
+
+
 def _put_new(
-    source: Path, digest: str, most: int, blobs: Path, parts: _Parts, secrets: Mapping[str, bytes]
+    source: Path,
+    digest: str,
+    most: int,
+    blobs: Path,
+    parts: _Parts,
+    secrets: Mapping[str, bytes],
+    known: Mapping[str, tuple[Base, Mapping[str, Any]]],
 ) -> None:
     """A layer that the build made, kept as it came when its digest is right and no secret is in it."""
     plain, search = hashlib.sha256(), _Search(secrets)
@@ -121,19 +152,26 @@ def _put_new(
         reader.drain()
     if reader.digest != digest:
         raise ImageError(f"the layer {digest} of the built image is damaged", cause="digest_mismatch")
+    parts.diff_ids.append(f"sha256:{plain.hexdigest()}")
+    if parts.diff_ids[-1] in known:
+        _link_layer(*known[parts.diff_ids[-1]], blobs, parts)
+        return
     _refuse_secrets(search.found, "a layer of the image")
     parts.layers.append({"mediaType": layer_type(start), "digest": digest, "size": path.stat().st_size})
-    parts.diff_ids.append(f"sha256:{plain.hexdigest()}")
     path.rename(blobs / digest.removeprefix("sha256:"))
 
 
-def _own_history(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the build added to the history: without the line that stands for the base."""
+def _own_history(config: Mapping[str, Any], env: Sequence[str]) -> list[dict[str, Any]]:
+    """What the build added to the history, without the lines that stand for the base and for `env`."""
     listed = config.get("history")
     steps = [dict(h) for h in listed if isinstance(h, dict)] if isinstance(listed, list) else []
-    if steps and str(steps[0].get("created_by", "")).startswith("base "):
-        steps = steps[1:]
-    return steps
+    ours = tuple(f'/bin/sh -c #(nop) ENV "{name}"=' for name in env)
+    said = [str(step.get("created_by", "")) for step in steps]
+    return [
+        step
+        for number, (step, by) in enumerate(zip(steps, said, strict=True))
+        if not (number == 0 and by.startswith("base ")) and not (ours and by.startswith(ours))
+    ]
 
 
 # --- secrets -------------------------------------------------------------------------------------
