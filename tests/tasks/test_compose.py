@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dayfly.errors import TaskError
 from dayfly.model import Healthcheck, Task
+from dayfly.tasks import load_task
 from dayfly.tasks.compose import (
     find_compose,
     interpolate,
@@ -236,6 +237,24 @@ def test_two_images_or_two_health_checks_are_refused(compose, tmp_path):
     with pytest.raises(TaskError, match="are both there"):
         with_compose(task(tmp_path, healthcheck=Healthcheck(command="y")), found)
     assert with_compose(task(tmp_path, image="acme/base:1"), found).healthcheck is not None
+
+
+def test_a_task_folder_with_a_compose_file_is_loaded(compose, tmp_path):
+    compose(main_with("user: app\n    working_dir: /srv\n    environment: {A: b}"))
+    (tmp_path / "task.toml").write_text('[environment]\nenv = {A = "toml"}\n')
+    (tmp_path / "instruction.md").write_text("Work.\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test.sh").write_text("#!/bin/sh\n")
+    loaded = load_task(tmp_path, strict=True)
+    assert (loaded.image, loaded.dockerfile, loaded.environment_files) == ("acme/base:1", None, None)
+    assert (loaded.workdir, loaded.agent_user, loaded.verifier_user) == ("/srv", "app", "app")
+    assert loaded.env == {"A": "toml"}
+    compose("services: {main: {build: .}}")
+    (tmp_path / "environment/Dockerfile").write_text("FROM scratch\n")
+    assert load_task(tmp_path, strict=True).dockerfile == tmp_path / "environment/Dockerfile"
+    compose("services: {main: {}, db: {image: postgres}}")
+    with pytest.raises(TaskError, match=r"services\.db"):
+        load_task(tmp_path, strict=False)
 
 
 # --- values of the specification -----------------------------------------------------------------

@@ -22,6 +22,7 @@ from dayfly.model import (
     Task,
     VerifierClass,
 )
+from dayfly.tasks.compose import COMPOSE_NAMES, ComposeMain, find_compose, read_compose, with_compose
 from dayfly.tasks.downloads import downloads_in_tests
 from dayfly.tasks.files import CarryRules, TaskFiles, read_task_files
 from dayfly.tasks.findings import Findings, without_unknown_keys
@@ -39,7 +40,6 @@ from dayfly.tasks.schema import (
 )
 
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
-_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
 def load_task(path: Path, *, strict: bool) -> Task:
@@ -70,8 +70,10 @@ def load_task(path: Path, *, strict: bool) -> Task:
 def _whole_task(config: TaskFile, folder: Path, digest: str, findings: Findings) -> Task:
     """What holds for the task as a whole: its start context, and what it says of agents."""
     environment, own = config.environment, config.dayfly
-    dockerfile, environment_files = _environment(config, folder, findings)
-    return Task(
+    composed = find_compose(folder / "environment")
+    compose = read_compose(composed) if composed is not None else None
+    dockerfile, environment_files = _environment(config, folder, compose)
+    task = Task(
         name=config.task.name if config.task is not None else folder.name,
         digest=digest,
         path=folder,
@@ -99,6 +101,7 @@ def _whole_task(config: TaskFile, folder: Path, digest: str, findings: Findings)
         tags=own.tags if own else (),
         metadata=config.metadata,
     )
+    return task if compose is None else with_compose(task, compose)
 
 
 def _judging(config: TaskFile, step: StepTable | None, task: Task, findings: Findings) -> dict[str, Any]:
@@ -113,7 +116,8 @@ def _judging(config: TaskFile, step: StepTable | None, task: Task, findings: Fin
     own_image = image is not None or dockerfile is not None
     tests, overlay = (None, None) if own_image else _tests(config, step, folder)
     judge = judge if separate else None
-    user = next((t.user for t in reversed(tables) if t.user is not None), None)
+    default_user = None if own_image else task.verifier_user  # the Compose file's
+    user = next((t.user for t in reversed(tables) if t.user is not None), default_user)
     label = f"steps.{step.name}.verifier.environment" if step else "verifier.environment"
     return {
         "verifier_class": chosen,
@@ -284,13 +288,11 @@ def _refuse_unsupported(config: TaskFile, folder: Path) -> None:
     where = folder / "task.toml"
     judges = [t.environment for t in _verifier_tables(config) if t.environment is not None]
     environments = [config.environment, *judges]
-    compose = [n for n in _COMPOSE if (folder / "environment" / n).exists()]
     services = {a.service for t in (config, *(config.steps or ())) for a in t.artifacts}
     services |= {h.service for t in _verifier_tables(config) for h in t.collect}
     services -= {None, "main"}
     listed = [name for name, table in _network_tables(config) if table.network_mode == "allowlist"]
     for found, what, instead in (
-        (compose, f"Compose environments (environment/{compose[0] if compose else ''})", "use one image"),
         (services, f"other services than `main` ({', '.join(sorted(map(str, services)))})", "use one image"),
         (any(e.os == "windows" for e in environments), "Windows tasks", "use a Linux image"),
         (any(e.gpus or e.gpu_types for e in environments), "GPUs", "leave gpus out if the task works without"),
@@ -381,18 +383,21 @@ def _listed(names: tuple[str, ...], most: int = 10) -> str:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _environment(config: TaskFile, folder: Path, findings: Findings) -> tuple[Path | None, Path | None]:
+def _environment(config: TaskFile, folder: Path, compose: ComposeMain | None) -> tuple[Path | None, Path | None]:
     """The Dockerfile to build, if that is the image; the loose files, if they are uploaded (Harbor's rule)."""
     environment = folder / "environment"
     dockerfile = environment / "Dockerfile"
     if config.environment.docker_image is None:
+        if compose is not None and (compose.image is not None or compose.build is not None):
+            return compose.build, None
         if not dockerfile.is_file():
             raise TaskError(
                 f"{folder}: neither environment.docker_image nor environment/Dockerfile says what the VM holds",
                 hint='name an image in task.toml: [environment] docker_image = "…"',
             )
         return dockerfile, None
-    loose = environment.is_dir() and not dockerfile.exists() and any(environment.iterdir())
+    described = dockerfile.exists() or compose is not None
+    loose = environment.is_dir() and not described and any(environment.iterdir())
     return None, environment if loose else None
 
 
@@ -483,7 +488,7 @@ def _verifier_image(
     tests = folder / "tests"
     if step is not None and (folder / "steps" / step.name / "tests").is_dir():
         tests = folder / "steps" / step.name / "tests"
-    for name in _COMPOSE:
+    for name in COMPOSE_NAMES:
         if (tests / name).exists():
             raise TaskError(
                 f"{tests / name}: this version does not run Compose environments for verifiers",
