@@ -3,6 +3,16 @@
 from dayfly.agents.command import CommandAgent, CommandOptions
 from dayfly.agents.digest import agent_digest
 from dayfly.agents.function import FunctionAgent
+from dayfly.agents.offers import mcp_json, offers_env
 from dayfly.agents.oracle import NoOpAgent, OracleAgent
 
-__all__ = ["CommandAgent", "CommandOptions", "FunctionAgent", "NoOpAgent", "OracleAgent", "agent_digest"]
+__all__ = [
+    "CommandAgent",
+    "CommandOptions",
+    "FunctionAgent",
+    "NoOpAgent",
+    "OracleAgent",
+    "agent_digest",
+    "mcp_json",
+    "offers_env",
+]

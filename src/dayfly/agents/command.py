@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import anyio.to_thread
 from pydantic import AfterValidator, Field, FiniteFloat
 
+from dayfly.agents.offers import TRAJECTORY_FILE, offers_env
 from dayfly.agents.options import parse_options
 from dayfly.agents.program import run_program
 from dayfly.errors import ConfigError
-from dayfly.model import Frozen, Task
+from dayfly.model import Frozen, McpServer, Task
 from dayfly.protocols import AgentResult, Record, Vm
 from dayfly.tasks import resolve_env, select
 
@@ -45,6 +46,10 @@ class CommandOptions(Frozen):
     """Seconds; never more than the task and the job allow."""
     instruction_file: GuestPath = DEFAULT_INSTRUCTION_FILE
     """Where the instruction is put; the program finds the path in DAYFLY_INSTRUCTION_FILE."""
+    skills_dir: str | None = None
+    """Folder in the VM that DAYFLY_SKILLS_DIR names; default: the task's."""
+    mcp_servers: tuple[McpServer, ...] | None = None
+    """Tool servers that DAYFLY_MCP_SERVERS describes, as JSON; default: the task's. An empty list: none."""
 
 
 class CommandAgent:
@@ -74,15 +79,27 @@ class CommandAgent:
             chosen = await anyio.to_thread.run_sync(select, path)
             await vm.put(chosen.source, guest, exclude=chosen.excludes, meta=chosen.meta)
         await vm.put(task.instruction.encode(), options.instruction_file, mode=0o644)
-        host_env = os.environ if self._host_env is None else self._host_env
+        if task.trajectory is not None:
+            await vm.put(task.trajectory, TRAJECTORY_FILE, mode=0o644)
         return await run_program(
             vm,
             record,
             [self._filled(word, task) for word in options.argv],
-            env={INSTRUCTION_VARIABLE: options.instruction_file, **resolve_env(options.env, host_env)},
+            env=self._env(task),
             user=options.user or task.agent_user,
             timeout_s=min(timeout_s, options.timeout_s or timeout_s),
         )
+
+    def _env(self, task: Task) -> dict[str, str]:
+        options = self.options
+        host_env = os.environ if self._host_env is None else self._host_env
+        servers = task.mcp_servers if options.mcp_servers is None else options.mcp_servers
+        offered = offers_env(options.skills_dir or task.skills_dir, servers, task.trajectory, host_env)
+        return {
+            INSTRUCTION_VARIABLE: options.instruction_file,
+            **offered,
+            **resolve_env(options.env, host_env),
+        }
 
     def _filled(self, word: str, task: Task) -> str:
         # One pass each and no str.format: an argument may hold other braces, and so may an instruction.
