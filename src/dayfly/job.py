@@ -406,6 +406,8 @@ class Run:
     in_flight: dict[str, InFlight] = field(default_factory=dict)
     records: list[RolloutRecord] = field(default_factory=list)
     interrupted: bool = False
+    building: bool = False
+    """A Dockerfile is being built, before the first rollout."""
     _index: Behind | None = field(init=False, default=None)
     _sharing: Sharing = field(init=False, default_factory=Sharing)
 
@@ -435,6 +437,7 @@ class Run:
                     self._index = Behind(self.store, self.index_failed)
                     group.start_soon(self._index.run)
                 with engine_scope:
+                    await self._build_images()
                     await self._engine().run(plan.specs, self._run_one, self._done)
                 if self._index is not None:
                     await self._index.finish(INDEX_GRACE_S)
@@ -442,6 +445,32 @@ class Run:
             state = "cancelled" if self.interrupted else "finished"
             self.emit("job_" + state, job=plan.job_id, records=len(self.records))
         return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, time.monotonic() - started)
+
+    async def _build_images(self) -> None:
+        """Build the Dockerfiles of the rollouts to come, while no rollout needs the memory.
+
+        One that fails is no fault of the others: its rollouts meet the error again, at once.
+        """
+        if self.build_disk is None or self.hypervisor.isolation == "fake":
+            return
+        wanted = {spec.key.task_digest for spec in self.plan.specs}
+        limits = {
+            path: step.verifier_build_timeout_s if path == step.verifier_dockerfile else task.build_timeout_s
+            for task in self.plan.tasks
+            if task.digest in wanted
+            for step in task.all_steps
+            for path in (task.dockerfile, step.verifier_dockerfile)
+            if path is not None
+        }
+        for number, (dockerfile, timeout_s) in enumerate(limits.items(), 1):
+            self.emit("image_building", dockerfile=str(dockerfile), number=number, of=len(limits))
+            self.building = True
+            try:
+                await self.build_disk(dockerfile, timeout_s)
+            except DayflyError as error:
+                self.emit("image_failed", dockerfile=str(dockerfile), message=error.message, hint=error.hint or "")
+            finally:
+                self.building = False
 
     def _engine(self) -> LocalEngine:
         capacity = Capacity.of_host(self.plan.jobs_dir, self.plan.job_file.concurrency)
@@ -545,7 +574,7 @@ class Run:
         while True:
             await anyio.sleep(WATCHDOG_INTERVAL_S)
             now = time.monotonic()
-            busy_at = now if self.in_flight else busy_at
+            busy_at = now if self.in_flight or self.building else busy_at
             if now - busy_at > OVERDUE_GRACE_S and not idle_told:
                 idle_told = True
                 self.emit("idle", seconds=round(now - busy_at, 1), left=self.plan.planned - len(self.records))

@@ -90,6 +90,12 @@ class EventLines:
                     f"{self.finished:>{width}}/{self.planned} {event['outcome']:<14} {event_name(event)} "
                     f"{event['seconds']:.1f} s{cause}"
                 )
+            case "image_building":
+                return f"image {event['number']} of {event['of']}: {event['dockerfile']}"
+            case "image_built":
+                return f"built in {event['seconds']:.0f} s; the log is {event['log']}"
+            case "image_failed":
+                return f"error: {event['message']}\n  hint: {event['hint']}"
             case "rollout_retried":
                 return f"retry {event_name(event)} after {event['outcome']}: {event['cause']}"
             case "job_stopping":

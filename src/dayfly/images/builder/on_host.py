@@ -27,7 +27,6 @@ from dayfly.images.layout import INDEX_TYPE
 from dayfly.process import kill_group, run, run_async, spawn, wait_gone, which
 
 BUILT = "localhost/dayfly-built:latest"
-BASE = "localhost/dayfly-base:latest"
 STORE_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
@@ -89,15 +88,16 @@ class _Store:
         storage = [root, runroot, "--storage-driver=overlay"]
         return [*_alone(), self._buildah, *storage, *words]
 
-    async def run(self, *words: str) -> str:
-        done = await run_async(self.command(*words), timeout_s=STORE_TIMEOUT_S)
+    async def run(self, *words: str, cwd: Path | None = None) -> str:
+        done = await run_async(self.command(*words), timeout_s=STORE_TIMEOUT_S, cwd=cwd)
         return done.stdout.decode("utf-8", "replace").strip()
 
     async def take(self, base: Base, layout: Path) -> None:
         """Bring a base image in under the name that the Dockerfile calls it by."""
         await anyio.to_thread.run_sync(_write_layout, base, layout)
-        await self.run("pull", "--quiet", f"oci:{layout}:{BASE}")
-        await self.run("tag", BASE, base.guest_name)
+        # by its name alone: old ones make an image name of the whole path, and not of every path
+        said = await self.run("pull", "--quiet", f"oci:{layout.name}", cwd=layout.parent)
+        await self.run("tag", said.splitlines()[-1], base.guest_name)
 
     def remove(self) -> None:
         """Files of an ordinary user's build belong to its subordinate ids: buildah's namespace removes them."""
@@ -159,7 +159,6 @@ def _write_layout(base: Base, folder: Path) -> None:
         "mediaType": str(image.manifest.get("mediaType", "application/vnd.oci.image.manifest.v1+json")),
         "digest": image.digest,
         "size": image.blob(image.digest).stat().st_size,
-        "annotations": {"org.opencontainers.image.ref.name": BASE},
     }
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [top]}
     (folder / "index.json").write_bytes(canonical_json(index))

@@ -112,9 +112,13 @@ def _link_layer(base: Base, layer: Mapping[str, Any], blobs: Path, parts: _Parts
 
 
 def _diff_ids(base: Base) -> list[str]:
+    """Digests of the plain layers. A root filesystem that was imported as a tar has none: it is its only layer."""
     rootfs = base.image.config.get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    return [str(d) for d in diff_ids] if isinstance(diff_ids, list) else []
+    layers = base.image.manifest["layers"]
+    if isinstance(diff_ids, list) and len(diff_ids) == len(layers):
+        return [str(d) for d in diff_ids]
+    return [str(layer["digest"]) for layer in layers]
 
 
 def _known_layers(bases: Sequence[Base]) -> dict[str, tuple[Base, Mapping[str, Any]]]:
