@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ def make_layout(
     `env`: names that were set for RUN only, of which the history must not speak.
     Raises `ImageError` for what is not well formed, and when a secret is in a layer or in the configuration.
     """
+    _refuse_links(source)
     top = _document(source / "index.json", "the index").get("manifests")
     if not isinstance(top, list) or len(top) != 1 or not isinstance(top[0], dict):
         raise ImageError("the builder handed over something else than one image", hint="see the build log")
@@ -223,6 +225,14 @@ def _refuse_secrets(found: Sequence[str], where: str) -> None:
 
 
 # --- reading -------------------------------------------------------------------------------------
+
+
+def _refuse_links(source: Path) -> None:
+    """A link in a guest's files could point to a file of this host."""
+    for folder, folders, files in os.walk(source):
+        for name in (*folders, *files):
+            if (Path(folder) / name).is_symlink():
+                raise ImageError("the builder handed over a link in place of a file", hint="see the build log")
 
 
 def _add(blobs: Path, document: Mapping[str, Any], media_type: str) -> dict[str, Any]:
