@@ -328,7 +328,7 @@ def test_check(make_task, dayfly):
 
 def test_check_static_starts_nothing_and_is_strict(make_task, dayfly):
     folder = make_task()
-    done = dayfly("check", "tasks", "--static")
+    done = dayfly("check", "tasks", "--static", "--no-fields")
     assert (done.code, done.out) == (0, "reads  one\n")
     (folder / "task.toml").write_text((folder / "task.toml").read_text().replace("cpus", "cpu") + "\n[agnet]\n")
     done = dayfly("check", "tasks", "--static", "--json")

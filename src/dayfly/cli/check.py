@@ -15,7 +15,7 @@ from dayfly.cli.output import put, put_json, say
 from dayfly.errors import ConfigError, TaskError
 from dayfly.job import JobResult, Plan, parse_job, run_job
 from dayfly.model import Task
-from dayfly.tasks import find_tasks, load_task
+from dayfly.tasks import Field, find_tasks, load_task, understood
 
 Report = dict[str, Any]
 
@@ -35,6 +35,14 @@ def check(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="How many rollouts at once.")
     ] = None,
+    fields: Annotated[
+        bool | None,
+        typer.Option(
+            "--fields/--no-fields",
+            help="Print what was understood of every field of task.toml. Default: for a single task only; of "
+            "several, what has no effect.",
+        ),
+    ] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
     json: Json = False,
 ) -> None:
@@ -44,11 +52,14 @@ def check(
     Exit 1 when a task is not fit, 4 when something could not be tried.
     """
     loaded, refused = [], []
+    read: dict[str, list[Field]] = {}
     for folder in find_tasks(tasks):
         try:
             loaded.append(load_task(folder, strict=True))
+            read[loaded[-1].name] = understood(folder)
         except TaskError as error:
             refused.append({"task": str(folder), "fit": False, "problems": [error.message], "hint": error.hint})
+            read[str(folder)] = understood(folder)
     reports: list[Report] = [
         {"task": t.name, "fit": True, "problems": [], "remarks": list(t.warnings)} for t in loaded
     ]
@@ -57,9 +68,12 @@ def check(
         reports = _try_out(loaded, hypervisor, concurrency, repeats, jobs_dir, display)
     reports = [*refused, *reports]
     if json:
-        put_json({"schema_version": 1, "tasks": reports})
+        told = [r | {"fields": [f.as_dict() for f in read[r["task"]]]} for r in reports]
+        put_json({"schema_version": 1, "tasks": told})
     else:
-        _put_reports(reports, static, jobs_dir)
+        every = len(reports) == 1 if fields is None else fields
+        shown = {name: [f for f in found if every or f.state != "used"] for name, found in read.items()}
+        _put_reports(reports, {} if fields is False else shown, static, jobs_dir)
     if any(r["fit"] is False for r in reports):
         raise typer.Exit(1)
     if any(r["fit"] is None for r in reports):
@@ -93,7 +107,7 @@ def _try_out(
     return [r.as_dict() for r in found]
 
 
-def _put_reports(reports: list[Report], static: bool, jobs_dir: Path) -> None:
+def _put_reports(reports: list[Report], fields: dict[str, list[Field]], static: bool, jobs_dir: Path) -> None:
     for report in reports:
         strictest = report.get("strictest_verifier_class")
         tail = f"  (strictest verifier class: {strictest})" if strictest else ""
@@ -107,8 +121,16 @@ def _put_reports(reports: list[Report], static: bool, jobs_dir: Path) -> None:
             put(f"    hint: {line}")
         for remark in report.get("remarks", []):
             put(f"    remark: {remark}")
+        for field in fields.get(report["task"], []):
+            note = f"  ({field.note})" if field.note else ""
+            put(f"    {field.state + ':':8} {field.key} = {_short(field.value)}{note}")
         if not report["fit"] and report.get("jobs"):
             put(f"    look: {' · '.join(command_line('show', job, jobs_dir=jobs_dir) for job in report['jobs'])}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 70 else text[:67] + "..."
 
 
 TASK_TOML = """\

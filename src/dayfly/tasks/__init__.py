@@ -5,8 +5,10 @@ from dayfly.tasks.files import Selection, TaskFiles, digest_of_files, read_task_
 from dayfly.tasks.find import find_tasks
 from dayfly.tasks.load import choose_verifier_class, load_task, strip_canary
 from dayfly.tasks.schema import TaskFile, task_json_schema
+from dayfly.tasks.understood import Field, understood
 
 __all__ = [
+    "Field",
     "Selection",
     "TaskFile",
     "TaskFiles",
@@ -19,4 +21,5 @@ __all__ = [
     "select",
     "strip_canary",
     "task_json_schema",
+    "understood",
 ]

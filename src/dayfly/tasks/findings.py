@@ -47,7 +47,7 @@ def without_unknown_keys(
         if key not in model.model_fields:
             findings.doubt(f"unknown key {shown}", _suggestion(key, model, table))
             continue
-        inner = _model_in(model.model_fields[key].annotation)
+        inner = table_in(model.model_fields[key].annotation)
         if inner is not None and isinstance(value, dict):
             value = without_unknown_keys(value, inner, findings, shown)
         elif inner is not None and isinstance(value, list):
@@ -68,10 +68,10 @@ def _suggestion(key: str, model: type[BaseModel], table: str) -> str:
     return f"known keys: {', '.join(sorted(model.model_fields))}"
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def table_in(annotation: Any) -> type[BaseModel] | None:
     """The table type within `X`, `X | None` or `list[X]`, if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (list, Union, UnionType):
-        return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
+        return next((m for m in map(table_in, get_args(annotation)) if m is not None), None)
     return None
