@@ -6,22 +6,28 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import zstandard
 
 from dayfly import process
 from dayfly.errors import ImageError
+from dayfly.evidence import new_rollout_id
 from dayfly.images import squashfs
 from dayfly.images.layout import make_oci_layout
 from dayfly.images.store import ImageStore
-from dayfly.images.tar import Entry, Kind, write_tar
+from dayfly.images.tar import Entry, Kind, read_entries, write_tar
 from dayfly.images.tree import Tree
+from dayfly.model import Machine
+from dayfly.protocols import StartOptions
+from dayfly.registry import HypervisorSettings, make_hypervisor
 
 CAPABILITY = (b"security.capability", b"\x01\0\0\x02\0\x04\0\0" + bytes(12))
 Member = tuple[Entry, bytes]
@@ -157,8 +163,30 @@ LAYERS: dict[str, list[list[Member]]] = {
     ],
     "parents without an entry": [[ROOT, file("x/y/z", b"1")]],
     "last of several entries of one name": [[ROOT, file("f", b"one"), file("f", b"two", uid=4)]],
+    "absolute names and those with dots": [
+        [ROOT, file("/abs", b"1"), folder("./dot"), file("./dot/x"), folder("e"), file("e/../up", b"2")],
+        [file("/dot/.wh.x"), hard("/again", "/e/../up")],
+    ],
     "names of gzip": [[ROOT, file("\\back\\slash"), file("*"), file("-rf"), file(" ")]],
 }
+
+
+SPARSE_FORMATS = (["--format=gnu"], ["--format=posix"], ["--format=posix", "--sparse-version=0.1"])
+
+
+def sparse_blobs(folder: Path) -> list[bytes]:
+    """A layer from GNU tar for each format of sparse files."""
+    blobs = []
+    for number, options in enumerate(SPARSE_FORMATS):
+        with (folder / f"holes-{number}").open("wb") as out:
+            for place in range(1 << 16, 1 << 22, 1 << 19):
+                out.seek(place)
+                out.write(b"x" * 3)
+            out.truncate((1 << 22) + number)
+        tar = folder / f"{number}.tar"
+        process.run(["tar", *options, "-S", "-cf", tar, "-C", folder, f"holes-{number}"], timeout_s=30)
+        blobs.append(tar.read_bytes())
+    return blobs
 
 
 def as_blobs(layers: list[list[Member]]) -> list[bytes]:
@@ -206,18 +234,118 @@ def _xattr_names(path: bytes) -> list[str]:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners and devices can only be unpacked by root")
 
 
-@needs_root
-@pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed")
-@pytest.mark.parametrize("case", LAYERS)
-def test_a_disk_is_what_umoci_unpacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+needs_umoci = pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed")
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[bytes]], int]:
+    """Compare the disk of layers with what umoci unpacks as root; returns how many paths were equal."""
     # unsquashfs 4.5.1 cannot read tar2sqfs's lz4 (the kernel can); the compressor is not the point here.
     monkeypatch.setattr(squashfs, "COMPRESSION", ("zstd", "level=1"))
-    disk = make_disk(tmp_path, as_blobs(LAYERS[case]))
-    unsquash(disk, tmp_path / "ours")
-    process.run(["umoci", "unpack", "--image", f"{tmp_path / 'oci'}:latest", tmp_path / "theirs"], timeout_s=60)
-    ours, theirs = listing(tmp_path / "ours"), listing(tmp_path / "theirs" / "rootfs")
-    assert ours == theirs
-    assert ours
+
+    def run(blobs: list[bytes]) -> int:
+        disk = make_disk(tmp_path, blobs)
+        unsquash(disk, tmp_path / "ours")
+        image = f"{tmp_path / 'oci'}:latest"
+        process.run(["umoci", "unpack", "--image", image, tmp_path / "theirs"], timeout_s=300)
+        ours, theirs = listing(tmp_path / "ours"), listing(tmp_path / "theirs" / "rootfs")
+        assert ours == theirs
+        return len(ours)
+
+    return run
+
+
+@needs_root
+@needs_umoci
+@pytest.mark.parametrize("case", LAYERS)
+def test_a_disk_is_what_umoci_unpacks(compare: Callable[[list[bytes]], int], case: str) -> None:
+    assert compare(as_blobs(LAYERS[case]))
+
+
+@needs_root
+def test_sparse_files_are_what_gnu_tar_unpacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(squashfs, "COMPRESSION", ("zstd", "level=1"))
+    blobs = sparse_blobs(tmp_path)  # umoci reads no sparse files
+    unsquash(make_disk(tmp_path, blobs), tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    for blob in blobs:
+        process.run(["tar", "-x", "-C", tmp_path / "theirs"], input=blob, timeout_s=30)
+    assert listing(tmp_path / "ours") == listing(tmp_path / "theirs")
+    assert len(listing(tmp_path / "ours")) == len(SPARSE_FORMATS)
+
+
+@needs_root
+@needs_umoci
+@pytest.mark.skipif("DAYFLY_TEST_BASE_TAR" not in os.environ, reason="scripts/run-tests builds the base image")
+def test_a_real_image_is_what_umoci_unpacks(
+    compare: Callable[[list[bytes]], int],
+) -> None:
+    """The demo's image of Debian packages, with a layer above it that deletes and changes some of it."""
+    above = [
+        file("usr/bin/.wh.jq"),
+        file("etc/.wh..wh..opq"),
+        file("etc/hosts", b"new"),
+        hard("sh2", "usr/bin/dash"),
+    ]
+    assert compare([Path(os.environ["DAYFLY_TEST_BASE_TAR"]).read_bytes(), write_tar(*above)]) > 5000
+
+
+def expected_in_guest(blobs: list[bytes], folder: Path) -> dict[bytes, tuple[object, ...]]:
+    """Path → (type, mode, owner, group, and for files size, time, link target) by the layers themselves."""
+    tree = Tree()
+    for blob in blobs:
+        (folder / "layer").write_bytes(blob)
+        with (folder / "layer").open("rb") as file:
+            tree.apply(read_entries(file.fileno(), len(blob)))
+    inodes: dict[bytes, Entry] = {}
+    found = {}
+    for entry, _ in tree.walk():
+        inode = inodes[entry.name] = inodes[entry.target] if entry.kind is Kind.HARDLINK else entry
+        letter = {Kind.FILE: b"f", Kind.SYMLINK: b"l", Kind.DIR: b"d", Kind.CHAR: b"c", Kind.BLOCK: b"b"}
+        size = len(inode.target) if inode.kind is Kind.SYMLINK else inode.size
+        rest = () if inode.kind is Kind.DIR else (size, inode.mtime, inode.target if inode is entry else b"")
+        found[entry.name] = (letter.get(inode.kind, b"p"), inode.mode, inode.uid, inode.gid, *rest)
+    return found
+
+
+def seen_in_guest(output: bytes) -> dict[bytes, tuple[object, ...]]:
+    found = {}
+    fields = output.split(b"\0")
+    for path, kind, mode, uid, gid, size, time, target in zip(*[iter(fields[:-1])] * 8, strict=True):
+        rest = () if kind == b"d" else (int(size), int(float(time)), target)
+        found[path] = (kind, int(mode, 8), int(uid), int(gid), *rest)
+    return found
+
+
+@pytest.mark.vm
+@pytest.mark.skipif("DAYFLY_TEST_BASE_TAR" not in os.environ, reason="scripts/run-tests builds the base image")
+def test_the_guest_sees_the_tree_of_the_layers(tmp_path: Path) -> None:
+    """All hand-made cases, one above the other, on the image that has `find`."""
+    blobs = [Path(os.environ["DAYFLY_TEST_BASE_TAR"]).read_bytes(), *sparse_blobs(tmp_path)]
+    blobs += [blob for case in LAYERS.values() for blob in as_blobs(case)]
+    make_oci_layout(tmp_path / "oci", blobs)
+    store = ImageStore(tmp_path / "store")
+    disk = store.disk(store.import_image(tmp_path / "oci", "t"))
+    hypervisor = make_hypervisor("qemu", HypervisorSettings())
+    machine = Machine(memory_mib=512, storage_mib=1024)
+
+    async def find() -> bytes:
+        start = StartOptions(vm_id=f"{new_rollout_id()}-t", writable=tmp_path / "upper.img")
+        argv = ["find", "/", "-xdev", "-printf", r"%P\0%y\0%m\0%U\0%G\0%s\0%T@\0%l\0"]
+        with anyio.fail_after(240):
+            async with hypervisor.start(disk, machine, start) as vm:
+                done = await vm.exec(["sh", "-c", '"$@" >/tmp/found', "-", *argv], user="root", timeout_s=120)
+                assert done.exit_code == 0, done.stderr.text
+                await vm.get("/tmp/found", tmp_path / "found")
+        return (tmp_path / "found").read_bytes()
+
+    ours, theirs = expected_in_guest(blobs, tmp_path), seen_in_guest(anyio.run(find))
+    own = re.compile(rb"|proc|sys|dev(/.*)?|etc/(hosts|hostname|resolv\.conf|machine-id)|tmp/found")
+    different = {
+        p: (ours.get(p), theirs.get(p)) for p in ours.keys() | theirs.keys() if ours.get(p) != theirs.get(p)
+    }
+    assert not {path: both for path, both in different.items() if not own.fullmatch(path)}
+    assert len(ours) > 5000
 
 
 def tree_of(*layers: list[Member]) -> dict[bytes, Entry]:

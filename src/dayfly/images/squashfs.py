@@ -105,14 +105,24 @@ def _named(entry: Entry) -> Entry:
 
 
 def _copy(fd: int, entry: Entry, out: IO[bytes]) -> None:
-    at, end = entry.offset, entry.offset + entry.size
-    while at < end:
-        data = os.pread(fd, min(CHUNK, end - at), at)
-        if not data:
-            raise HostError("an inflated layer was cut off while it was read")
-        out.write(data)
-        at += len(data)
-    out.write(bytes(-entry.size % BLOCK))
+    at, written = entry.offset, 0
+    for start, length in ((0, entry.size),) if entry.pieces is None else entry.pieces:
+        _write_zeros(start - written, out)
+        end = at + length
+        while at < end:
+            data = os.pread(fd, min(CHUNK, end - at), at)
+            if not data:
+                raise HostError("an inflated layer was cut off while it was read")
+            out.write(data)
+            at += len(data)
+        written = start + length
+    _write_zeros(entry.size - written + -entry.size % BLOCK, out)
+
+
+def _write_zeros(count: int, out: IO[bytes]) -> None:
+    while count > 0:
+        out.write(bytes(min(CHUNK, count)))
+        count -= CHUNK
 
 
 def _tool_error(status: int, said: str, *, full: bool) -> HostError:

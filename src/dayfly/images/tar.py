@@ -1,8 +1,8 @@
 """Reading and writing tar headers: strict, bounded, on bytes.
 
 An own small reader because layers are hostile and Python's `tarfile` is lenient where it matters here: it
-guesses at broken headers, decodes names, unrolls sparse maps, and has no bound on what one header may cost.
-Read: v7, ustar, GNU long names, PAX. Refused by name: sparse files, multi-volume, unknown types.
+guesses at broken headers, decodes names, and has no bound on what one header may cost.
+Read: v7, ustar, GNU long names, PAX, sparse files. Refused by name: multi-volume, unknown types.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dayfly.errors import ImageError
+from dayfly.images.sparse import BLOCK as BLOCK
+from dayfly.images.sparse import Pieces, Stored, is_sparse, read_stored
 
-BLOCK = 512
 MAX_ENTRIES = 1_000_000
 MAX_EXTENSION = 1 << 20
 """Bytes of one PAX or GNU long-name header; xattrs are at most 64 KiB each in Linux."""
@@ -58,6 +59,8 @@ class Entry:
     target: bytes = b""
     device: tuple[int, int] = (0, 0)
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    pieces: Pieces | None = None
+    """Of a sparse file: what is stored from `offset` on, and where it belongs; the rest is zeros."""
 
 
 def read_entries(fd: int, size: int, *, need_end: bool = False) -> Iterator[Entry]:
@@ -88,11 +91,13 @@ def read_entries(fd: int, size: int, *, need_end: bool = False) -> Iterator[Entr
                 own[b"path" if flag == b"L" else b"linkpath"] = data.split(b"\0", 1)[0]
             at = body + _padded(length)
             continue
-        entry = _entry(block, flag, length, body, shared | own)
-        own = {}
-        if body + entry.size > size:
+        pax, own = shared | own, {}
+        stored = _stored(fd, block, flag, body, length, pax)
+        entry = _entry(block, flag, length, stored or body, pax)
+        end = stored.end if stored else body + entry.size
+        if end > size:
             raise _truncated(at)
-        at = body + _padded(entry.size)
+        at = body + _padded(end - body)
         yield entry
     if need_end or own or size % BLOCK:
         raise _truncated(size)
@@ -139,11 +144,19 @@ def pad(data: bytes) -> bytes:
 
 
 def clean_name(raw: bytes) -> bytes:
-    """`raw` without leading `/` and `./` (builders write both). Raises `ImageError` for `..` and lengths."""
-    parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
+    """`raw` below the image's root: without leading `/` and `./` (builders write both), and `a/../b` as `b`.
+
+    Raises `ImageError` for a `..` that leaves the root, as Docker does, and for lengths.
+    """
+    parts: list[bytes] = []
+    for part in raw.split(b"/"):
+        if part == b"..":
+            if not parts:
+                raise ImageError(f"the entry {_show(raw)} leaves the image by '..'", cause="unsafe_name")
+            parts.pop()
+        elif part not in (b"", b"."):
+            parts.append(part)
     name = b"/".join(parts)
-    if b".." in parts:
-        raise ImageError(f"the entry {_show(raw)} leaves the image by '..'", cause="unsafe_name")
     if len(name) > MAX_NAME or any(len(part) > MAX_COMPONENT for part in parts):
         raise ImageError(f"the name of the entry {_show(raw)} is too long for a Linux file system")
     return name
@@ -161,16 +174,29 @@ def _check(block: bytes, at: int) -> tuple[bytes, int]:
     return block[156:157], _within(_number(block[124:136], "size"), MAX_SIZE, "size")
 
 
-def _entry(block: bytes, flag: bytes, length: int, body: int, pax: Mapping[bytes, bytes]) -> Entry:
-    raw = pax.get(b"path") or _ustar_name(block)
-    if flag in b"\x007":
+def _stored(
+    fd: int, block: bytes, flag: bytes, body: int, length: int, pax: Mapping[bytes, bytes]
+) -> Stored | None:
+    """How a sparse file lies in the tar; None for anything else."""
+    if not is_sparse(flag, pax):
+        return None
+    if b"size" in pax:
+        length = _decimal(pax[b"size"], MAX_SIZE, "size")
+    try:
+        return read_stored(fd, block, body, length, pax, lambda field: _number(field, "sparse map"))
+    except ImageError as e:
+        raise ImageError(f"the entry {_show(_raw_name(block, pax))}: {e.message}", hint=e.hint) from e
+
+
+def _entry(block: bytes, flag: bytes, length: int, content: int | Stored, pax: Mapping[bytes, bytes]) -> Entry:
+    """`content`: where the content begins, or how a sparse file's lies."""
+    raw = _raw_name(block, pax)
+    if flag in b"\x007" or isinstance(content, Stored):
         flag = b"0"
     if flag == b"0" and raw.endswith(b"/"):
         flag = b"5"  # how v7 tars write folders
-    sparse = flag == b"S" or any(key.startswith(b"GNU.sparse.") for key in pax)
-    if sparse or flag not in b"0123456":
-        what = "a sparse file" if sparse else f"of the unknown type {flag!r}"
-        raise ImageError(f"the entry {_show(raw)} is {what}: not supported", hint="write it without --sparse")
+    if flag not in b"0123456":
+        raise ImageError(f"the entry {_show(raw)} is of the unknown type {flag!r}: not supported")
     kind = Kind(flag.decode())
     if b"size" in pax:
         length = _decimal(pax[b"size"], MAX_SIZE, "size")
@@ -186,12 +212,17 @@ def _entry(block: bytes, flag: bytes, length: int, body: int, pax: Mapping[bytes
         gid=_id(pax.get(b"gid"), block[116:124]),
         mtime=_time(pax.get(b"mtime"), block[136:148]),
         # Only files carry content; other kinds may have a size left over from the file they link to.
-        size=length if kind is Kind.FILE else 0,
-        offset=body,
+        size=(content.size if isinstance(content, Stored) else length) if kind is Kind.FILE else 0,
+        offset=content.offset if isinstance(content, Stored) else content,
         target=_link_target(kind, target, raw),
         device=_device(block) if kind in (Kind.CHAR, Kind.BLOCK) else (0, 0),
         xattrs=tuple(sorted((key.removeprefix(_XATTR), pax[key]) for key in pax if key.startswith(_XATTR))),
+        pieces=content.pieces if isinstance(content, Stored) else None,
     )
+
+
+def _raw_name(block: bytes, pax: Mapping[bytes, bytes]) -> bytes:
+    return pax.get(b"GNU.sparse.name") or pax.get(b"path") or _ustar_name(block)
 
 
 def _ustar_name(block: bytes) -> bytes:
