@@ -53,6 +53,7 @@ def checks(settings: QemuSettings | None = None) -> list[Check]:
         ("launchers", _launchers),
         ("mkfs.ext4", lambda _: _program("mkfs.ext4", "e2fsprogs")),
         ("tar2sqfs", lambda _: _program("tar2sqfs", "squashfs-tools-ng")),
+        ("dockerfiles", _dockerfiles),
         ("kernel", _kernel),
         ("guest agent", _agent),
         ("kvm", _kvm),
@@ -101,6 +102,22 @@ def _launchers(_: QemuSettings) -> Check:
 
 def _program(name: str, package: str) -> Check:
     return Check(name, "ok", str(which(name, f"install the package {package}")))
+
+
+def _dockerfiles(_: QemuSettings) -> Check:
+    """Only tasks with a Dockerfile need a builder, so without one the host is fit for all others."""
+    from dayfly.images import ImageStore
+    from dayfly.images.builder.builder_image import BUILDER_NAME
+    from dayfly.images.builder.stored import find_image
+
+    if find_image(ImageStore(), BUILDER_NAME) is not None:
+        return Check("dockerfiles", "ok", f"the image of builder VMs is there: {BUILDER_NAME}")
+    try:
+        which("mmdebstrap", "")
+    except DayflyError:
+        fix = "install the package mmdebstrap, or give `image:` in the build settings (docs/builds.md)"
+        return Check("dockerfiles", "warn", "the image of builder VMs is not there and cannot be made", fix)
+    return Check("dockerfiles", "ok", "the image of builder VMs is made at first use")
 
 
 def _kernel(settings: QemuSettings) -> Check:
