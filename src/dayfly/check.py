@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dayfly.evidence import JobFolder
+from dayfly.history import RESULT_NAME, problems_in
 from dayfly.job import JobFile, JobResult, Plan, plan_new
 from dayfly.model import VERIFIER_CLASS_ORDER, Outcome, RolloutRecord, Task, VerifierClass
 
@@ -135,23 +136,7 @@ def _judge_start(report: TaskReport, records: list[RolloutRecord]) -> None:
         )
 
 
-SCAN = r"""
-command -v git >/dev/null && command -v find >/dev/null || exit 3
-find / -xdev \( -path /proc -o -path /sys \) -prune -o -name .git -print 2>/dev/null | while read -r found; do
-    repository=${found%/.git}
-    run() { git -c safe.directory='*' -C "$repository" "$@" 2>/dev/null; }
-    run rev-parse -q --verify HEAD >/dev/null || continue
-    { run rev-list --all --reflog --not HEAD
-      run fsck --unreachable --no-reflogs --no-progress | while read -r _ kind object; do
-          [ "$kind" = commit ] && echo "$object"
-      done
-    } | sort -u | while read -r object; do
-        echo "$repository $(run log -1 --format='%h %s' "$object")"
-    done
-done
-"""
-"""Lists commits that are in a repository of the start context and are not ancestors of what is checked out:
-an agent can read the fix there, by a tag, a branch, the reflog or among unreachable objects."""
+HISTORY_SCAN = "dayfly.history:HistoryScan"
 
 
 async def _look_at_history(
@@ -159,18 +144,17 @@ async def _look_at_history(
 ) -> None:
     if settings.hypervisor == "fake":
         return  # a fake VM has no programs to look with
-    how = {"kind": "command", "options": {"argv": ["/bin/sh", "-c", SCAN], "user": "root"}}
-    for record in await _job(tasks, settings, "history-scan", 1, None, jobs_dir, run_plan, **how):
+    for record in await _job(tasks, settings, "history-scan", 1, None, jobs_dir, run_plan, kind=HISTORY_SCAN):
         report = reports[record.task]
         place = JobFolder.open(jobs_dir, record.job_id).rollout_path(record.key)
-        if record.outcome in NOT_THE_TASKS:
+        found = next((p for p in (place / RESULT_NAME, *place.glob(f"steps/*/{RESULT_NAME}")) if p.exists()), None)
+        if found is None or record.outcome in NOT_THE_TASKS:
             report.unjudged.append(f"the history of its repositories could not be read ({_told(record)})")
-        elif record.outcome is Outcome.AGENT_ERROR:
-            report.remarks.append("no git in the image: the history of repositories was not looked at")
-        else:
-            found = (place / "agent/stdout.txt").read_text("utf-8", "replace").splitlines()
-            report.problems += [f"a repository holds a commit that is not in its history: {c}" for c in found[:20]]
-            report.jobs.append(record.job_id)
+            continue
+        problems, remarks = problems_in(found.read_bytes())
+        report.problems += problems
+        report.remarks += remarks
+        report.jobs.append(record.job_id)
 
 
 async def _find_classes(

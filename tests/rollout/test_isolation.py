@@ -82,6 +82,7 @@ LEAKS = {
     "tag": "git tag v2; git reset -q --hard HEAD~1; git reflog expire --expire=now --all",
     "reflog": "git reset -q --hard HEAD~1",
     "unreachable": "git reset -q --hard HEAD~1; git reflog expire --expire=now --all",
+    "no git in the image": "git tag v2; git reset -q --hard HEAD~1; rm /usr/bin/git",
     "none": "git reset -q --hard HEAD~1; git reflog expire --expire=now --all; git gc -q --prune=now",
 }
 
