@@ -60,6 +60,34 @@ def test_the_digest_of_a_known_task_is_what_harbor_says(tmp_path):
     )
 
 
+def test_the_digest_of_a_known_multi_step_task_is_what_harbor_says(tmp_path):
+    # The value was computed with the packager of Harbor 0.25.0.
+    for name, text in {
+        "task.toml": '[[steps]]\nname = "b"\n[[steps]]\nname = "a"\n',
+        "instruction.md": "Not used.\n",
+        "tests/test.sh": "#!/bin/sh\n",
+        "steps/a/instruction.md": "A.\n",
+        "steps/a/tests/test.sh": "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n",
+        "steps/a/tests/.harborignore": "*.tmp\n",
+        "steps/a/tests/left.tmp": "x",
+        "steps/a/workdir/setup.sh": "true\n",
+        "steps/a/workdir/__pycache__/x.pyc": "x",
+        "steps/a/solution/solve.sh": "#!/bin/sh\n",
+        "steps/b/instruction.md": "B.\n",
+        "steps/b/trajectory.json": "{}\n",
+        "steps/b/workdir/.harborignore": "*.tmp\n",
+        "steps/b/workdir/kept.tmp": "x",
+        "steps/c/notes.md": "stray\n",
+        "environment/Dockerfile": "FROM x\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert (
+        read_task_files(tmp_path).digest
+        == "sha256:9cd0a92f8fa19071ccaa1c362326a0be4a48f422c3554fed71212ed9b7c69956"
+    )
+
+
 @pytest.mark.parametrize("change", ["tests/test.sh", "instruction.md", "environment/x", "solution/solve.sh"])
 def test_any_change_changes_the_digest(make_task, change):
     before = read_task_files(make_task(files={"environment/x": "1"})).digest
