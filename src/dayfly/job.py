@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,6 +108,8 @@ class JobFile(Frozen):
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     require_isolation: Literal["kvm", "tcg", "fake"] | None = None
     fork: bool = True
+    force_build: bool = False
+    """Build the Dockerfiles of tasks that also name an image made of them before."""
 
     def options(self) -> Options:
         return Options(
@@ -117,6 +120,7 @@ class JobFile(Frozen):
             hypervisor=self.hypervisor,
             require_isolation=self.require_isolation,
             fork=self.fork,
+            force_build=self.force_build,
         )
 
 
@@ -222,7 +226,7 @@ def _load_plan(job_id: str, job_file: JobFile, base_dir: Path, jobs_dir: Path) -
     from dayfly.tasks import find_tasks, load_task, resolve_env
 
     folders = find_tasks([_below(base_dir, t) for t in job_file.tasks])
-    tasks = [load_task(folder, strict=False) for folder in folders]
+    tasks = [load_task(folder, strict=False, force_build=job_file.force_build) for folder in folders]
     _refuse_twins([t.name for t in tasks], "task")
     for task in tasks:
         _refuse_unrunnable(task, job_file.verifier_class)
@@ -509,7 +513,7 @@ class Run:
         return Context(
             hypervisor=self.hypervisor,
             job=self.folder,
-            load_task=lambda path: load_task(path, strict=False),
+            load_task=partial(load_task, strict=False, force_build=self.plan.job_file.force_build),
             make_disk=self.make_disk,
             make_agent=self.make_agent or (lambda spec: make_agent(spec.agent, self.plan.base_dir)),
             make_verifier=make_verifier,

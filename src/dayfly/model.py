@@ -367,6 +367,8 @@ class Options(Frozen):
     require_isolation: Literal["kvm", "tcg", "fake"] | None = None
     fork: bool = True
     """False: boot each VM cold instead of forking a template."""
+    force_build: bool = False
+    """Build the Dockerfiles of tasks that also name an image made of them before."""
     boot_timeout_s: float = 120.0
     setup_timeout_s: float = 300.0
     collect_timeout_s: float = 120.0

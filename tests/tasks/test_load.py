@@ -303,3 +303,14 @@ def test_the_json_schema_knows_our_table_and_allows_nothing_else():
     schema = task_json_schema()
     assert schema["additionalProperties"] is False
     assert "verifier_class" in schema["$defs"]["DayflyTable"]["properties"]
+
+
+def test_force_build_takes_the_dockerfile_where_there_is_one(make_task):
+    folder = make_task("[environment]\ndocker_image = 'x'\n[verifier.environment]\ndocker_image = 'judge'")
+    assert load_task(folder, strict=True, force_build=True).image == "x"  # nothing to build
+    (folder / "environment").mkdir(exist_ok=True)
+    (folder / "environment" / "Dockerfile").write_text("FROM x\n")
+    assert load_task(folder, strict=True).image == "x"
+    task = load_task(folder, strict=True, force_build=True)
+    assert (task.image, task.dockerfile) == (None, folder / "environment" / "Dockerfile")
+    assert task.verifier_image == "judge"

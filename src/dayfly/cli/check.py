@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dayfly.check import check_tasks
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line
+from dayfly.cli.common import DEFAULT_JOBS_DIR, ForceBuild, JobsDir, Json, command_line
 from dayfly.cli.display import Display, default_display, displayed
 from dayfly.cli.interrupts import Interrupted, run_interruptible
 from dayfly.cli.output import put, put_json, say
@@ -35,6 +35,7 @@ def check(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="How many rollouts at once.")
     ] = None,
+    force_build: ForceBuild = None,
     fields: Annotated[
         bool | None,
         typer.Option(
@@ -55,7 +56,7 @@ def check(
     read: dict[str, list[Field]] = {}
     for folder in find_tasks(tasks):
         try:
-            loaded.append(load_task(folder, strict=True))
+            loaded.append(load_task(folder, strict=True, force_build=bool(force_build)))
             read[loaded[-1].name] = understood(folder)
         except TaskError as error:
             refused.append({"task": str(folder), "fit": False, "problems": [error.message], "hint": error.hint})
@@ -65,7 +66,7 @@ def check(
     ]
     if not static and loaded:
         display: Display = "none" if json else default_display()
-        reports = _try_out(loaded, hypervisor, concurrency, repeats, jobs_dir, display)
+        reports = _try_out(loaded, hypervisor, concurrency, bool(force_build), repeats, jobs_dir, display)
     reports = [*refused, *reports]
     if json:
         told = [r | {"fields": [f.as_dict() for f in read[r["task"]]]} for r in reports]
@@ -84,12 +85,20 @@ def _try_out(
     tasks: list[Task],
     hypervisor: str,
     concurrency: int | None,
+    force_build: bool,
     repeats: int,
     jobs_dir: Path,
     display: Display,
 ) -> list[Report]:
     settings = parse_job(
-        {"tasks": ["."], "agents": ["no-op"], "hypervisor": hypervisor, "concurrency": concurrency}, "check"
+        {
+            "tasks": ["."],
+            "agents": ["no-op"],
+            "hypervisor": hypervisor,
+            "concurrency": concurrency,
+            "force_build": force_build,
+        },
+        "check",
     )
 
     async def run_plan(plan: Plan) -> JobResult:

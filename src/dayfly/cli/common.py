@@ -20,6 +20,13 @@ JobsDir = Annotated[
 ]
 # Parameters are called as their options are (`json`, `all`), because the DAYFLY_… variables take the name.
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+ForceBuild = Annotated[
+    bool | None,
+    typer.Option(
+        "--force-build/--no-force-build",
+        help="Build environment/Dockerfile also where docker_image names an image made of it.",
+    ),
+]
 DEFAULT_JOBS_DIR = Path("jobs")
 
 

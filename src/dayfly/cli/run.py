@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dayfly.cli.budgets import budgets, short_duration, shown
-from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line, find_job
+from dayfly.cli.common import DEFAULT_JOBS_DIR, ForceBuild, JobsDir, Json, command_line, find_job
 from dayfly.cli.display import default_display, displayed
 from dayfly.cli.interrupts import Interrupted, run_interruptible
 from dayfly.cli.output import put, put_json, put_json_line, put_table, say
@@ -102,6 +102,7 @@ def run(
         IsolationFloor | None, typer.Option(help="Refuse to run with less isolation than this.")
     ] = None,
     fork: Annotated[bool | None, typer.Option(help="Fork VMs from a template, or boot each one.")] = None,
+    force_build: ForceBuild = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="JOB", help="Go on with this job: id, its beginning, `last`, or its folder."),
@@ -134,6 +135,7 @@ def run(
         "accelerator": accelerator,
         "require_isolation": require_isolation,
         "fork": fork,
+        "force_build": force_build,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     plan = _plan(what or [], agent or [], changes, resume, jobs_dir)

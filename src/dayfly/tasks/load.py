@@ -42,10 +42,11 @@ from dayfly.tasks.schema import (
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
-def load_task(path: Path, *, strict: bool) -> Task:
+def load_task(path: Path, *, strict: bool, force_build: bool = False) -> Task:
     """Read the task folder `path` in Harbor's layout.
 
     What is not understood is an error when `strict` (`dayfly check`), else it is in `Task.warnings`.
+    `force_build`: environment/Dockerfile is built although docker_image names an image made of it before.
     Raises `TaskError`, naming file and key, for a task that cannot be run as it is meant.
     """
     folder = path.resolve()
@@ -53,6 +54,8 @@ def load_task(path: Path, *, strict: bool) -> Task:
     findings = Findings(config_path)
     config = _read_config(config_path, findings)
     _refuse_unsupported(config, folder)
+    if force_build and (folder / "environment" / "Dockerfile").is_file():
+        config = config.model_copy(update={"environment": _without_image(config.environment)})
     files = read_task_files(folder)
     _remark_on_files(files, findings)
     _remark_on_features(config, folder, findings)
@@ -381,6 +384,10 @@ def _listed(names: tuple[str, ...], most: int = 10) -> str:
 
 
 # --- parts ---------------------------------------------------------------------------------------
+
+
+def _without_image(table: EnvironmentTable) -> EnvironmentTable:
+    return table.model_copy(update={"docker_image": None})
 
 
 def _environment(config: TaskFile, folder: Path, compose: ComposeMain | None) -> tuple[Path | None, Path | None]:
