@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,13 @@ from dayfly.errors import HostError
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float, *, what: str) -> Iterator[None]:
-    """Hold the exclusive lock of the file `path`, made if absent. Raises `HostError` after `timeout_s`."""
+def locked(
+    path: Path, timeout_s: float, *, what: str, while_waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold the exclusive lock of the file `path`, made if absent. Raises `HostError` after `timeout_s`.
+
+    `while_waiting` is called now and then, and may raise to end the wait.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
     while (fd := _try(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None:
@@ -24,6 +29,7 @@ def locked(path: Path, timeout_s: float, *, what: str) -> Iterator[None]:
                 hint=f"another dayfly process holds {path}; see `fuser {path}`",
                 cause="host_timeout",
             )
+        while_waiting()
         time.sleep(0.05)
     try:
         yield
@@ -63,6 +69,10 @@ def _try(path: Path, flags: int, kind: int) -> int | None:
             return fd
     except BlockingIOError:
         pass
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:  # else the next try makes it
+            os.close(fd)
+            raise
     except BaseException:
         os.close(fd)
         raise

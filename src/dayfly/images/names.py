@@ -23,6 +23,21 @@ class Reference:
     name: str
     digest: str = ""
 
+    @property
+    def repository(self) -> str:
+        return self.name.rpartition(":")[0]
+
+    @property
+    def pinned(self) -> str:
+        """What it is stored and pulled as: `repository@digest` (a tag is idle beside a digest), else `name`."""
+        return f"{self.repository}@{self.digest}" if self.digest and self.name else self.name
+
+    @property
+    def host(self) -> str:
+        """The registry, as the name says it; where `registries.conf` sends it is not looked at."""
+        first, slash, _ = self.name.partition("/")
+        return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
+
 
 def parse_reference(text: str) -> Reference:
     """Normalise as Docker does: `docker.io/library/` dropped, tag `latest` added. Raises `ConfigError`."""

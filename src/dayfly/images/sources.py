@@ -1,7 +1,7 @@
 """What `import_image` takes: OCI layout folders, OCI and docker archives, and plain root filesystem tars.
 
 Each is read into a `Draft`: a manifest, a configuration and blobs in a staging folder, every one compared
-with its digest. A registry will be one more function that returns a `Draft`.
+with its digest. `read_layout` also reads what a registry holds, which `registry.py` shows as a layout.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -29,7 +30,7 @@ MAX_LAYERS = 500
 MAX_IMAGE = 64 << 30
 """Bytes of all layers, inflated: what fits on a disk."""
 
-_INDEX_TYPES = (
+INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
@@ -50,8 +51,12 @@ class Draft:
         return digest_of(self.manifest)
 
 
+TakeLayer = Callable[[str, int | None, Callable[[], Path]], Path]
+"""Digest, size, and a function that stages the layer → its place in the staging folder."""
+
+
 class Blobs(Protocol):
-    """Named pieces of a source: files of a folder, or members of an archive."""
+    """Named pieces of a source: files of a folder, members of an archive, blobs of a registry."""
 
     def open(self, name: str) -> IO[bytes] | None: ...
 
@@ -74,7 +79,7 @@ def read_source(source: Path | IO[bytes], staging: Path, config: ImageConfig | N
             raise NotFoundError(f"{source} does not exist", hint="give an OCI layout folder or a tar file")
         if source.is_dir():
             _refuse(config)
-            return _from_layout(FolderBlobs(source), staging, architecture)
+            return read_layout(FolderBlobs(source), staging, architecture)
         with source.open("rb") as file:
             return _from_archive(file, staging, config, architecture)
     spooled = staging / "input"
@@ -170,7 +175,7 @@ def _from_tar(file: IO[bytes], fd: int, staging: Path, config: ImageConfig | Non
     members = ArchiveBlobs(fd, entries)
     if members.find("oci-layout") and members.find("index.json"):
         _refuse(config)
-        return _from_layout(members, staging, architecture)
+        return read_layout(members, staging, architecture)
     if members.find("manifest.json") and not members.find("etc/passwd"):
         _refuse(config)
         return _from_docker(members, staging, architecture)
@@ -185,44 +190,54 @@ def _refuse(config: ImageConfig | None) -> None:
         )
 
 
-def _from_layout(blobs: Blobs, staging: Path, architecture: str) -> Draft:
-    """An OCI image layout; of several platforms the host's is taken."""
+def read_layout(blobs: Blobs, staging: Path, architecture: str, take: TakeLayer | None = None) -> Draft:
+    """An OCI image layout; of several platforms the host's is taken.
+
+    `take` decides where a layer comes from: it may know it already, and then need not have it staged.
+    """
     index = _document(blobs, "index.json")
     if _document(blobs, "oci-layout").get("imageLayoutVersion") != "1.0.0":
         raise ImageError("the OCI layout has an unknown version", hint="only version 1.0.0 exists")
     descriptor = _choose(blobs, _list(index, "manifests"), architecture)
     manifest = _stage_document(blobs, descriptor, staging)
-    document = _parse(manifest, "manifest")
+    document = parse_document(manifest, "manifest")
     draft = Draft(manifest, {}, {str(descriptor["digest"]): _staged(staging, str(descriptor["digest"]))})
     config = _mapping(document, "config")
-    draft.config = _parse(_stage_document(blobs, config, staging), "configuration")
+    draft.config = parse_document(_stage_document(blobs, config, staging), "configuration")
     draft.blobs[str(config["digest"])] = _staged(staging, str(config["digest"]))
     _check_architecture(draft.config, architecture)
     for layer in _list(document, "layers"):
         digest = _digest(layer)
         if digest not in draft.blobs:
-            _stage(blobs, _blob_name(digest), staging, digest, layer.get("size"))
-            draft.blobs[digest] = _staged(staging, digest)
+            size = layer.get("size")
+            stage = partial(_stage_layer, blobs, digest, size, staging)
+            known = size if isinstance(size, int) else None
+            draft.blobs[digest] = take(digest, known, stage) if take else stage()
     return draft
+
+
+def _stage_layer(blobs: Blobs, digest: str, size: object, staging: Path) -> Path:
+    return _stage(blobs, _blob_name(digest), staging, digest, size)[1]
 
 
 def _choose(blobs: Blobs, descriptors: list[dict[str, Any]], architecture: str, depth: int = 0) -> dict[str, Any]:
     """The one manifest to take: attestations are left out, indexes are entered."""
     found: dict[str, dict[str, Any]] = {}
     others: set[str] = set()
-    for descriptor in descriptors:
-        named = _object(descriptor, "platform").get("architecture", architecture)
-        if named != architecture:
-            others.add(str(named))
+    for descriptor in _plainest(descriptors, architecture):
+        platform_of = _object(descriptor, "platform")
+        named, system = platform_of.get("architecture", architecture), platform_of.get("os", "linux")
+        if named != architecture or system != "linux":
+            others.add(str(named) if system == "linux" else f"{system}/{named}")
             continue
-        if descriptor.get("mediaType") in _INDEX_TYPES and depth < 3:
-            nested = _parse(_read_checked(blobs, descriptor), "index")
+        if descriptor.get("mediaType") in INDEX_TYPES and depth < 3:
+            nested = parse_document(_read_checked(blobs, descriptor), "index")
             descriptor = _choose(blobs, _list(nested, "manifests"), architecture, depth + 1)
         found[_digest(descriptor)] = descriptor
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        has = ", ".join(sorted(others - {"unknown"})) or "no image"
+        has = ", ".join(sorted(others - {"unknown/unknown"})) or "no image"
         raise ImageError(
             f"the source has no image for {architecture}; it has {has}",
             hint=f"get the {architecture} variant, for example with `skopeo copy --override-arch`",
@@ -238,6 +253,18 @@ def _choose(blobs: Blobs, descriptors: list[dict[str, Any]], architecture: str, 
     )
 
 
+def _plainest(descriptors: list[dict[str, Any]], architecture: str) -> list[dict[str, Any]]:
+    """Without newer variants (amd64 v3) of an architecture that is there plainly, and runs everywhere."""
+
+    def variant(descriptor: dict[str, Any]) -> str | None:
+        platform_of = _object(descriptor, "platform")
+        return platform_of.get("variant") if platform_of.get("architecture") == architecture else None
+
+    plain = [d for d in descriptors if variant(d) in (None, "", "v1", "v8")]  # v8: what arm64 is
+    named = [_object(d, "platform").get("architecture") for d in plain]
+    return plain if architecture in named else descriptors
+
+
 def _from_docker(blobs: Blobs, staging: Path, architecture: str) -> Draft:
     """`docker save` before version 25; there the layers have no digests, so they are made here."""
     try:
@@ -251,7 +278,7 @@ def _from_docker(blobs: Blobs, staging: Path, architecture: str) -> Draft:
         )
     image = found[0]
     raw = _read(blobs, str(image.get("Config")))
-    config = _parse(raw, "configuration")
+    config = parse_document(raw, "configuration")
     _check_architecture(config, architecture)
     draft = Draft(b"", config)
     layers = []
@@ -404,18 +431,20 @@ def _read(blobs: Blobs, name: str) -> bytes:
     stream = blobs.open(name)
     if stream is None:
         raise ImageError(f"{name} is missing in the source", hint="copy or save the image again")
+    data = b""
     with stream:
-        data = stream.read(MAX_DOCUMENT + 1)
+        while len(data) <= MAX_DOCUMENT and (chunk := stream.read(CHUNK)):  # a pipe gives what it has
+            data += chunk
     if len(data) > MAX_DOCUMENT:
         raise ImageError(f"{name} has more than {MAX_DOCUMENT} bytes: too big for what it is")
     return data
 
 
 def _document(blobs: Blobs, name: str) -> dict[str, Any]:
-    return _parse(_read(blobs, name), name)
+    return parse_document(_read(blobs, name), name)
 
 
-def _parse(data: bytes, what: str) -> dict[str, Any]:
+def parse_document(data: bytes, what: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as e:
@@ -483,5 +512,5 @@ def _join(name: str, target: str) -> str:
 
 def walk_layers(manifest: bytes) -> Iterator[str]:
     """The digests of a manifest's layers, lowest first."""
-    for layer in _list(_parse(manifest, "manifest"), "layers"):
+    for layer in _list(parse_document(manifest, "manifest"), "layers"):
         yield _digest(layer)

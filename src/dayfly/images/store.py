@@ -2,7 +2,8 @@
 
     blobs/sha256/<hex>        manifests, configurations and layers, by digest
     images/<hex>.json         one per image: when it was imported, when it was last used
-    names/<quoted name>       one per name: the digest of its manifest
+    names/<quoted name>       one per name (`repository:tag`, or `repository@digest` of a pull by digest): the
+                              digest of its manifest
     disks/<key>.squashfs      made disks; locked (shared) while a VM uses one
     disks/<key>.json          what the disk is; written last, so a disk without it does not exist
     locks/, staging/          for work in progress
@@ -19,12 +20,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 from urllib.parse import quote, unquote
 
 from dayfly.errors import ConfigError, HostError, ImageError, NotFoundError
@@ -32,6 +34,8 @@ from dayfly.images.inflate import HashingReader, inflate, is_compressed
 from dayfly.images.layout import digest_of
 from dayfly.images.locks import lock_shared, locked, try_locked
 from dayfly.images.names import Reference, parse_reference
+from dayfly.images.registry import Registries
+from dayfly.images.skopeo import Watch
 from dayfly.images.sources import (
     MAX_IMAGE,
     Draft,
@@ -50,6 +54,8 @@ from dayfly.model import Disk, ImageConfig
 BUILD_TIMEOUT_S = 1800.0
 STORE_TIMEOUT_S = 300.0
 
+PullPolicy = Literal["missing", "always", "never"]
+Stage = Callable[[], Path]
 Digests = list[str]  # `list` is a method below
 Metas = dict[str, list[tuple[Path, dict[str, Any]]]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,7 +66,7 @@ class Image:
     """An image in the store."""
 
     name: str
-    """As stored (`repository:tag`); empty when it was asked for by digest."""
+    """As stored (`repository:tag`, or `repository@digest`); empty when it was asked for by digest."""
     digest: str
     """sha256:… of the manifest."""
     config: ImageConfig
@@ -98,7 +104,7 @@ class ImageInfo:
 
 
 class ImageStore:
-    """Imports local images and makes disks of them. Blocking: call it from a thread in async code."""
+    """Imports and pulls images and makes disks of them. Blocking: call it from a thread in async code."""
 
     def __init__(self, cache_dir: Path | None = None, *, architecture: str | None = None) -> None:
         """`cache_dir`: default `<XDG cache>/dayfly/images`, made when first written to."""
@@ -149,7 +155,7 @@ class ImageStore:
         manifest = self._document(digest)
         document = self._document(str(manifest["config"]["digest"]))
         return Image(
-            name=reference.name,
+            name=reference.pinned,
             digest=digest,
             config=image_config(document),
             layers=tuple(walk_layers(self._blob(digest).read_bytes())),
@@ -157,6 +163,39 @@ class ImageStore:
             volumes=declared_volumes(document),
             healthcheck=declared_healthcheck(document),
         )
+
+    def find(self, ref: str) -> Image | None:
+        """As `resolve`, and None when it is not there."""
+        return None if self._find(parse_reference(ref)) is None else self.resolve(ref)
+
+    def pull(
+        self,
+        ref: str,
+        registries: Registries | None = None,
+        *,
+        policy: PullPolicy = "missing",
+        watch: Watch | None = None,
+    ) -> Image:
+        """The image `name[:tag]` or `name[:tag]@digest`, from its registry when it is not here.
+
+        `policy`: `missing` asks the registry only then, `always` also when a tag is here already, `never` not
+        at all. What is pulled goes by its manifest's digest, each layer is downloaded once however many want
+        it, and a pull that fails leaves no image and no part of a file. Raises `NotFoundError` (with `never`),
+        `ImageError`, `HostError`, `Stopped`.
+        """
+        registries, watch = registries or Registries(), watch or Watch()
+        reference = parse_reference(ref)
+        fixed = bool(reference.digest)
+        with self._once(f"pull-{reference.pinned}", registries.limits.total_s, watch, what=ref):
+            found = self.find(ref)
+            if policy == "never" or not reference.name:
+                return found or self.resolve(ref)
+            if found is not None and (fixed or policy == "missing"):
+                watch.resolved = found.digest
+                return found
+            with _full_disk_said():
+                self._fetch(reference, registries, watch)
+        return self.resolve(ref)
 
     def disk(self, image: Image, *, timeout_s: float = BUILD_TIMEOUT_S) -> Disk:
         """The image's disk, made now if it was not yet; two processes at once make it once.
@@ -207,7 +246,7 @@ class ImageStore:
         infos = []
         for digest, own in layers.items():
             others = {layer for other, theirs in layers.items() if other != digest for layer in theirs}
-            record = self._root / "images" / f"{_hex(digest)}.json"
+            record = self._record(digest)
             made = disks.get(digest, [])
             info = ImageInfo(
                 name="",
@@ -232,8 +271,9 @@ class ImageStore:
             digest = self._find(reference)
             if digest is None:
                 raise self._not_found(ref, reference)
-            if reference.name and list(self._names().values()).count(digest) > 1:
-                self._name_file(reference.name).unlink()
+            file = self._name_file(reference.pinned)
+            if reference.name and file.exists() and list(self._names().values()).count(digest) > 1:
+                file.unlink()
             elif not self._drop([digest]):
                 raise ImageError(f"{ref} is in use by a running VM", hint="wait for its job, or stop it")
 
@@ -255,12 +295,67 @@ class ImageStore:
 
     # --- writing -----------------------------------------------------------------------------
 
+    def _fetch(self, reference: Reference, registries: Registries, watch: Watch) -> None:
+        kept: Digests = []
+        with self._staging() as staging:
+            take = partial(self._take_layer, staging, kept, registries.limits.total_s, watch)
+            try:
+                draft = registries.fetch(reference, staging, self._architecture, take, watch)
+                image_config(draft.config)
+                with self._changing():
+                    self._publish(draft, reference.pinned)
+            except (OSError, HostError):  # a full disk must not be kept full by layers of no image
+                self._forget(kept)
+                raise
+
+    def _take_layer(
+        self,
+        staging: Path,
+        kept: Digests,
+        timeout_s: float,
+        watch: Watch,
+        digest: str,
+        size: int | None,
+        stage: Stage,
+    ) -> Path:
+        """A layer that another image has, or has got meanwhile, is linked; else it is staged and kept at once."""
+        place, blob = staging / _hex(digest), self._blob(digest)
+        with self._once(f"blob-{digest}", timeout_s, watch, what=f"the layer {digest}"):
+            if place.exists():  # from an attempt before
+                return place
+            with suppress(FileNotFoundError):  # also when it is swept between the two
+                if blob.stat().st_size == size:
+                    os.link(blob, place)
+                    return place
+            stage()
+            _folder(blob.parent)
+            os.link(place, staging / "link")
+            (staging / "link").rename(blob)
+            kept.append(digest)
+        return place
+
+    @contextmanager
+    def _once(self, key: str, timeout_s: float, watch: Watch, *, what: str) -> Iterator[None]:
+        """Only one at a time, of all processes, does what `key` says; the others wait, and then look again."""
+        path = self._root / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        with locked(path, timeout_s, what=what, while_waiting=watch.check):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _forget(self, kept: Digests) -> None:
+        """Delete layers that no image has."""
+        with self._changing():
+            wanted = {blob for digest in self._digests() for blob in self._blobs_of(digest)}
+            for digest in set(kept) - wanted:
+                self._blob(digest).unlink(missing_ok=True)
+
     def _publish(self, draft: Draft, name: str) -> None:
         blobs = _folder(self._root / "blobs" / "sha256")
         for digest, path in draft.blobs.items():
             path.rename(blobs / _hex(digest))  # also over one that is there: it may be damaged
-        record = self._root / "images" / f"{_hex(draft.digest)}.json"
-        _write(record, {"digest": draft.digest, "imported": time.time()})
+        _write(self._record(draft.digest), {"digest": draft.digest, "imported": time.time()})
         _write(self._name_file(name), {"digest": draft.digest})
 
     def _make_disk(self, image: Image, key: str, staging: Path, timeout_s: float) -> None:
@@ -301,9 +396,10 @@ class ImageStore:
                     spool.write(chunk)
             reader.drain()
             if reader.digest != digest:
+                self._blob(digest).unlink(missing_ok=True)  # a pull takes what is here without reading it
                 raise ImageError(
                     f"the layer {digest} is damaged: its digest is now {reader.digest}",
-                    hint="import the image again",
+                    hint="import the image again, or `dayfly image pull` it",
                     cause="digest_mismatch",
                 )
             spool.flush()
@@ -319,7 +415,7 @@ class ImageStore:
             if digest in gone:
                 self._name_file(name).unlink()
         for digest in gone:
-            (self._root / "images" / f"{_hex(digest)}.json").unlink(missing_ok=True)
+            self._record(digest).unlink(missing_ok=True)
         self._sweep()
         return gone
 
@@ -377,11 +473,11 @@ class ImageStore:
         if not reference.name:
             found = [digest for digest in self._digests() if digest.startswith(reference.digest)]
             return found[0] if len(found) == 1 else None
-        try:
-            digest = str(_read_json(self._name_file(reference.name))["digest"])
+        try:  # what was asked for by the digest of an index has that of a manifest here
+            digest = str(_read_json(self._name_file(reference.pinned))["digest"])
         except FileNotFoundError:
-            return None
-        return digest if reference.digest in ("", digest) else None
+            digest = reference.digest
+        return digest if digest and self._record(digest).exists() else None
 
     def _not_found(self, ref: str, reference: Reference) -> NotFoundError:
         names = sorted(self._names())
@@ -389,7 +485,8 @@ class ImageStore:
         known = f"near: {', '.join(near)}; " if near else f"there are: {', '.join(names[:5])}; " if names else ""
         return NotFoundError(
             f"there is no image {ref!r} on this machine",
-            hint=f"{known}take it in with `dayfly image import SOURCE --name {reference.name or 'NAME'}`",
+            hint=f"{known}`dayfly image pull` gets it from its registry, or take it in with "
+            f"`dayfly image import SOURCE --name {reference.name or 'NAME'}`",
         )
 
     def _names(self) -> dict[str, str]:
@@ -447,6 +544,9 @@ class ImageStore:
 
     def _blob(self, digest: str) -> Path:
         return self._root / "blobs" / "sha256" / _hex(digest)
+
+    def _record(self, digest: str) -> Path:
+        return self._root / "images" / f"{_hex(digest)}.json"
 
     def _name_file(self, name: str) -> Path:
         return self._root / "names" / quote(name, safe="")
