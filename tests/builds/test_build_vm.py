@@ -6,6 +6,7 @@ import http.server
 import json
 import subprocess
 import sys
+import tarfile
 import threading
 
 import anyio
@@ -14,6 +15,7 @@ import pytest
 from dayfly.errors import ImageError
 from dayfly.images import ImageStore
 from dayfly.images.builder import BuildSettings, ImageBuilder
+from dayfly.images.builder.builder_image import scratch_folder
 from dayfly.images.builder.stored import stored
 from dayfly.job import parse_job, plan_new, run_job
 from dayfly.model import Machine
@@ -213,6 +215,36 @@ def test_a_build_that_looks_around_sees_nothing_of_the_host(build, write, hyperv
     for foreign in (b"a-token-of-the-host", b"pytest", str(tmp_path).encode()):
         assert foreign not in content
     assert b"open: []" in content  # no port of anybody
+
+
+def test_layers_are_kept_for_the_next_build_of_the_same_file(write, build, hypervisor, tmp_path):
+    output = bytearray()
+    folder = tmp_path / "builds"
+    folder.mkdir()
+    (folder / "disks").symlink_to(scratch_folder() / "disks")  # made once for all tests
+    builder = ImageBuilder(ImageStore(), lambda: hypervisor, SETTINGS, on_output=output.extend, folder=folder)
+    source = write("FROM dayfly/demo-base\nRUN cat /proc/sys/kernel/random/uuid >/made\nCOPY a.txt /\nRUN true\n")
+    made = []
+    for text in ("one", "two"):
+        (source / "a.txt").write_text(text)
+        output.clear()
+        built = build(source, builder=builder, layers=True)
+        made.append((contents(built.image), output.decode()))
+    (first, said), (second, said_again) = made
+    assert "Using cache" not in said and "Using cache" in said_again
+    assert first["made"] == second["made"]
+    assert (first["a.txt"], second["a.txt"]) == (b"one", b"two")
+
+
+def contents(image) -> dict[str, bytes]:
+    """Small files that the layers of the build added."""
+    store, found = ImageStore(), {}
+    for digest in image.layers[1:]:
+        with stored(store, image).open_layer(digest, store._root) as layer:
+            layer.seek(0)
+            with tarfile.open(fileobj=layer) as tar:
+                found |= {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}
+    return found
 
 
 def test_two_builders_at_once_build_once(write, base_disk, forget):

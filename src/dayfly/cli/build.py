@@ -46,6 +46,13 @@ def image_build(
     settings: Annotated[Path | None, typer.Option("--settings", help="Build settings; see docs/builds.md.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a build may take.")] = 0.0,
     renew: Annotated[bool, typer.Option("--renew", help="Build although the same was built before.")] = False,
+    layers: Annotated[
+        bool | None,
+        typer.Option(
+            "--layers/--no-layers",
+            help="Keep what each instruction made, for the next build of this file; default: with one source.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Keep the build log to the file.")] = False,
     json: Json = False,
 ) -> None:
@@ -67,7 +74,8 @@ def image_build(
         {key: value for key, value in changes.items() if value is not None}
     )
     secrets = dict(_secret(text) for text in secret or [])
-    jobs = [_request(source, file, secrets, target, timeout) for source in sources]
+    keep = len(sources) == 1 if layers is None else layers
+    jobs = [_request(source, file, secrets, target, timeout, keep) for source in sources]
     rows, failed = run_interruptible(lambda: _build_all(jobs, wanted, name, renew=renew, quiet=quiet or json))
     if json:
         put_json({"schema_version": 1, "images": rows})
@@ -90,7 +98,9 @@ def image_builder(
     put(f"{image.name}  {image.digest}")
 
 
-def _request(source: Path, file: Path | None, secrets: Mapping[str, Path], target: str, timeout: float) -> Any:
+def _request(
+    source: Path, file: Path | None, secrets: Mapping[str, Path], target: str, timeout: float, layers: bool
+) -> Any:
     """A folder with a Dockerfile, or a task whose environment is one."""
     from dayfly.images.builder import BuildRequest
     from dayfly.tasks import load_task
@@ -104,7 +114,14 @@ def _request(source: Path, file: Path | None, secrets: Mapping[str, Path], targe
     dockerfile = file or folder / "Dockerfile"
     if not dockerfile.is_file():
         raise ConfigError(f"{dockerfile} does not exist", hint="give a folder with a Dockerfile, or a task folder")
-    return BuildRequest(dockerfile, folder, secrets=secrets, target=target or None, timeout_s=timeout or limit)
+    return BuildRequest(
+        dockerfile,
+        folder,
+        secrets=secrets,
+        target=target or None,
+        timeout_s=timeout or limit,
+        layers=layers,
+    )
 
 
 async def _build_all(

@@ -19,6 +19,7 @@ import anyio.to_thread
 from dayfly.errors import BootError, GuestLost, HostError, ImageError, SandboxOom
 from dayfly.images.builder.builder_image import BUILDER_NAME, ensure_builder, scratch_folder
 from dayfly.images.builder.in_vm import build_in_vm
+from dayfly.images.builder.kept import kept_layers
 from dayfly.images.builder.log import BuildLog
 from dayfly.images.builder.on_host import build_on_host, host_builder, refuse_unkept
 from dayfly.images.builder.proxy import Proxy, parse_rules
@@ -142,7 +143,9 @@ class ImageBuilder:
         making_disk = builder_disk(self.folder / "disks", builder, plan.bases, timeout_s=DISK_TIMEOUT_S)
         try:
             async with self._one_vm, _entered(making_disk) as disk:
-                return await build_in_vm(plan, self.settings, hypervisor, disk, proxy, work, log)
+                storage_mb = self.settings.storage_mb
+                with kept_layers(self.folder / "layers", plan, builder.digest, storage_mb) as layers:
+                    return await build_in_vm(plan, self.settings, hypervisor, disk, proxy, work, log, layers)
         except (GuestLost, SandboxOom, BootError) as error:
             # never as it is: of a rollout, SandboxOom would count as the agent's
             raise ImageError(

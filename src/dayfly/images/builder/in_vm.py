@@ -16,6 +16,7 @@ import anyio.abc
 
 from dayfly.errors import GuestLost, GuestRefused, ImageError, SandboxOom
 from dayfly.images.builder.blame import failed, timed_out
+from dayfly.images.builder.kept import KeptLayers
 from dayfly.images.builder.log import BuildLog
 from dayfly.images.builder.proxy import Proxy
 from dayfly.images.builder.relay import HOST as HOST_PORT
@@ -54,6 +55,23 @@ mount -t tmpfs -o mode=755,size=64m dayfly /dev/dayfly
 """Give buildah real file systems to work on: overlayfs cannot have its upper layer on another overlayfs. The two
 block devices are known by the serial numbers that the hypervisor gives them."""
 
+CLEAN = r"""
+set -eu
+mount -t tmpfs -o mode=700,size=1m disks /mnt
+for block in /sys/block/vd*; do
+    [ "$(cat "$block/serial")" = work ] || continue
+    number=$(cat "$block/dev")
+    mknod /mnt/work b "${number%:*}" "${number#*:}"
+done
+mkdir /mnt/w
+mount -t ext4 -o nodev /mnt/work /mnt/w
+cd /mnt/w/upper
+rm -rf ./* ./.[!.]*
+sync
+"""
+"""Take away what the VM wrote apart from layers: with the next start it would be there again. The last thing that
+is run in a VM, because it pulls the root file system from under it."""
+
 STORAGE = """\
 [storage]
 driver = "overlay"
@@ -74,6 +92,7 @@ async def build_in_vm(
     proxy: Proxy | None,
     work: Path,
     log: BuildLog,
+    layers: KeptLayers | None = None,
 ) -> Path:
     """Build `plan` in a fresh VM; returns the OCI layout, in `work`, as the guest made it: not yet trusted.
 
@@ -88,13 +107,15 @@ async def build_in_vm(
         privileged=True,
     )
     async with AsyncExitStack() as stack:
+        if layers is not None:
+            layers.move_to(options.writable)
         vm = await stack.enter_async_context(hypervisor.start(disk, settings.machine, options))
         try:
             with anyio.fail_after(PREPARE_TIMEOUT_S + plan.request.timeout_s):
                 await _prepare(vm, plan, settings)
                 async with _way_out(vm, proxy):
                     result = await vm.exec(
-                        build_command(plan),
+                        build_command(plan, layers=layers is not None),
                         env=_environment(proxy),
                         timeout_s=plan.request.timeout_s,
                         stdout=log.add,
@@ -102,20 +123,37 @@ async def build_in_vm(
                         leave_children=False,
                     )
             if not result.ok:
-                raise await _failure(vm, plan, settings.machine, result, log)
+                failure = await _failure(vm, plan, settings.machine, result, log)
+                await _keep(vm, layers, options.writable)
+                raise failure
             with anyio.fail_after(HAND_OVER_TIMEOUT_S):
-                return await _hand_over(vm, plan, settings.machine, work, log)
+                made = await _hand_over(vm, plan, settings.machine, work, log)
+                await _keep(vm, layers, options.writable)
+                return made
         except TimeoutError:
             raise timed_out(plan, log) from None
         except GuestRefused as error:
+            if error.cause == "not_gone":  # its time was over, and it was too many to be killed at once
+                raise timed_out(plan, log) from error
             raise ImageError(
                 f"the builder VM refused: {error.message}", hint=error.hint, cause="builder"
             ) from error
 
 
-def build_command(plan: BuildPlan) -> list[str]:
+async def _keep(vm: Vm, layers: KeptLayers | None, disk: Path) -> None:
+    """Put the disk of a build that came to an end aside, without what is not layers."""
+    if layers is None:
+        return
+    cleaned = await vm.exec(["/bin/sh", "-c", CLEAN], user="root", timeout_s=PREPARE_TIMEOUT_S)
+    await vm.stop()
+    if cleaned.ok:
+        layers.take(disk)
+
+
+def build_command(plan: BuildPlan, *, layers: bool = False) -> list[str]:
     """buildah's command line, in the guest."""
-    argv = ["buildah", "bud", "--isolation=chroot", "--pull=never", "--layers=false", "--identity-label=false"]
+    argv = ["buildah", "bud", "--isolation=chroot", "--pull=never", "--identity-label=false"]
+    argv += [f"--layers={'true' if layers else 'false'}"]
     argv += ["--file=/build/Dockerfile", "--ignorefile=/build/ignore", f"--tag={BUILT}"]
     argv += [f"--build-arg={name}={value}" for name, value in plan.request.args.items()]
     # --env puts an ENV after each FROM, so that RUN has it; --unsetenv leaves it out of the image.

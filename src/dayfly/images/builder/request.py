@@ -33,6 +33,8 @@ class BuildRequest:
     """Id → file, for `RUN --mount=type=secret,id=…`. In no layer, no log and no key."""
     target: str | None = None
     timeout_s: float = 600.0
+    layers: bool = False
+    """Keep what each instruction made, for the next build of this Dockerfile; the first one takes longer."""
 
 
 @dataclass(frozen=True)
