@@ -26,6 +26,7 @@ AGENTS = {
     "no-op": "dayfly.agents:NoOpAgent",
     "command": "dayfly.agents:CommandAgent",
     "function": "dayfly.agents:FunctionAgent",
+    "patch": "dayfly.agents:PatchAgent",
 }
 
 

@@ -5,6 +5,7 @@ from dayfly.agents.digest import agent_digest
 from dayfly.agents.function import FunctionAgent
 from dayfly.agents.offers import mcp_json, offers_env
 from dayfly.agents.oracle import NoOpAgent, OracleAgent
+from dayfly.agents.patch import PatchAgent
 
 __all__ = [
     "CommandAgent",
@@ -12,6 +13,7 @@ __all__ = [
     "FunctionAgent",
     "NoOpAgent",
     "OracleAgent",
+    "PatchAgent",
     "agent_digest",
     "mcp_json",
     "offers_env",

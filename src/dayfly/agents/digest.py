@@ -11,6 +11,7 @@ from typing import Any
 from dayfly.agents.command import CommandOptions
 from dayfly.agents.function import FunctionOptions, find_function
 from dayfly.agents.options import parse_options
+from dayfly.agents.patch import PatchOptions
 from dayfly.errors import ConfigError
 from dayfly.evidence import canonical_json, sha256_bytes, sha256_file
 from dayfly.model import AgentSpec
@@ -29,6 +30,9 @@ def agent_digest(spec: AgentSpec, base_dir: Path) -> str:
         parts["files"] = {
             guest: _content(base_dir / Path(host).expanduser()) for host, guest in command.files.items()
         }
+    elif spec.kind == "patch":
+        patch = parse_options(PatchOptions, spec.options, "patch")
+        parts["files"] = _content(base_dir / Path(patch.folder).expanduser())
     elif spec.kind == "function":
         function = find_function(parse_options(FunctionOptions, spec.options, "function").function, base_dir)
         parts["function"] = getattr(function, "__qualname__", type(function).__qualname__)
