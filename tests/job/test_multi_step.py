@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dayfly.cli import app
 from dayfly.errors import TaskError
 from dayfly.evidence import JobFolder, verify_folder
 from dayfly.model import Machine, Options, Outcome, RolloutRecord, VerifierClass
@@ -291,3 +294,18 @@ def test_room_is_asked_for_the_verifier_beside_the_agent(make_steps):
     assert task.machines == (task.machine, Machine(memory_mib=512, storage_mib=64))
     last_only = task.model_copy(update={"steps": task.steps[:1]})
     assert room_for(Options(), last_only) == Machine(memory_mib=512, storage_mib=128 + 64)
+
+
+@pytest.mark.parametrize(("artifacts", "strictest"), [("", "shared"), ("/app/one.txt", "separate")])
+def test_check_finds_the_strictest_class_and_leaves_rebooted_out(make_steps, tmp_path, artifacts, strictest):
+    seen = f"#!fake\nwrite {REWARD} 0\nexpect /app/one.txt done\nwrite {REWARD} 1\n"
+    folder = make_steps(
+        {"one": "", "two": ""},
+        {"steps/one/tests/test.sh": seen, "steps/two/tests/test.sh": seen},
+        top=f"artifacts = ['{artifacts}']" if artifacts else "",
+    )
+    found = CliRunner().invoke(
+        app, ["check", str(folder), "--hypervisor", "fake", "--jobs-dir", str(tmp_path / "jobs"), "--json"]
+    )
+    (report,) = json.loads(found.stdout)["tasks"]
+    assert (found.exit_code, report["fit"], report["strictest_verifier_class"]) == (0, True, strictest), report
