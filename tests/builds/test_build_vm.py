@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
@@ -197,24 +198,39 @@ SPY = """\
 FROM dayfly/demo-base
 RUN ps ax >/seen; cat /proc/*/environ >>/seen 2>/dev/null; mount >>/seen; ls -R /dev >>/seen; \
     mknod /disk b 254 0 && cat /disk | head -c 100 >>/seen; echo done
-RUN python3 -c 'import socket; at = "127.0.0.1"; \
-    print("open:", [p for p in range(1, 65536) if not socket.socket().connect_ex((at, p))])' >/ports
+ARG PORT
+RUN <<END cat >/spy.py && python3 /spy.py >/found && rm /spy.py
+import os, socket, urllib.error, urllib.request
+def is_open(port):
+    with socket.socket() as s:
+        return not s.connect_ex(("127.0.0.1", port))
+print("open:", [p for p in range(1, 65536) if is_open(p)])
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = ""
+for host in ("127.0.0.2", "localhost", "169.254.169.254"):
+    try:
+        print(host, urllib.request.urlopen(f"http://{host}:{os.environ['PORT']}/", timeout=30).read())
+    except urllib.error.HTTPError as error:
+        print(host, error.code)
+END
 """
 
 
-def test_a_build_that_looks_around_sees_nothing_of_the_host(build, write, hypervisor, tmp_path, monkeypatch):
+def test_a_build_that_looks_around_sees_nothing_of_the_host(build, write, tmp_path, monkeypatch):
     monkeypatch.setenv("HOST_TOKEN", "a-token-of-the-host")
-    with serving():
-        built = build(write(SPY))
-    store = ImageStore()
-    held = stored(store, built.image)
-    with held.open_layer(built.image.layers[-1], store._root) as layer:
-        layer.seek(0)
-        content = layer.read()
-    assert b"buildah" in content  # it saw its builder
+    with serving() as port:
+        settings = SETTINGS.model_copy(update={"network": "proxied"})
+        built = build(write(SPY), settings, args={"PORT": str(port)})
+    found = contents(built.image)
+    assert b"buildah" in found["seen"]  # it saw its builder
     for foreign in (b"a-token-of-the-host", b"pytest", str(tmp_path).encode()):
-        assert foreign not in content
-    assert b"open: []" in content  # no port of anybody
+        assert foreign not in found["seen"]
+    assert found["found"].decode().splitlines() == [
+        "open: [3128, 3129]",  # both ends of its own relay
+        "127.0.0.2 403",
+        "localhost 403",
+        "169.254.169.254 403",
+    ]
+    assert f"a build may not reach 127.0.0.2:{port}" in built.log.read_text()
 
 
 def test_layers_are_kept_for_the_next_build_of_the_same_file(write, build, hypervisor, tmp_path):
@@ -258,23 +274,29 @@ def test_two_builders_at_once_build_once(write, base_disk, forget):
     assert sorted('"cached": true' in out.decode() for out, _ in outputs) == [False, True]
 
 
-def test_a_task_that_is_only_a_dockerfile_runs(tmp_path, base_disk, forget):
+def test_a_task_of_dockerfiles_alone_runs(tmp_path, base_disk, forget):
+    """One for the agent's VM, one for the verifier's, which brings the tests."""
     task = tmp_path / "task"
     for path, text in {
-        "task.toml": 'schema_version = "1.4"\n[environment]\nmemory_mb = 512\nstorage_mb = 256\n'
-        '[dayfly]\nverifier_class = "rebooted"\n',
+        "task.toml": 'schema_version = "1.4"\nartifacts = ["/work/result.txt"]\n'
+        "[environment]\nmemory_mb = 512\nstorage_mb = 256\n[verifier]\nenvironment_mode = 'separate'\n",
         "instruction.md": "Write done into result.txt.\n",
         "environment/Dockerfile": "FROM dayfly/demo-base\nWORKDIR /work\nCOPY given.txt .\n",
         "environment/given.txt": f"given {tmp_path}\n",
         "solution/solve.sh": "#!/bin/sh\ntest -f given.txt && echo done > result.txt\n",
-        "tests/test.sh": '#!/bin/sh\n[ "$(cat /work/result.txt)" = done ] && r=1 || r=0\n'
+        "tests/Dockerfile": "FROM dayfly/demo-base\nCOPY test.sh /tests/\nRUN echo done >/wanted\n",
+        "tests/test.sh": "#!/bin/sh\ncmp /wanted /work/result.txt && r=1 || r=0\n"
         "echo $r > /logs/verifier/reward.txt\n",
     }.items():
         (task / path).parent.mkdir(parents=True, exist_ok=True)
         (task / path).write_text(text)
     job = parse_job({"tasks": [str(task)], "agents": ["oracle", "no-op"], "retries": 0}, "test")
     result = anyio.run(lambda: run_job(plan_new(job, tmp_path, tmp_path / "jobs")))
-    forget(result.records[0].image_digest)
+    lines = (tmp_path / "jobs" / result.job_id / "events.jsonl").read_text().splitlines()
+    built = [e for e in map(json.loads, lines) if e["event"] == "image_built"]
+    for event in built:
+        forget(event["image"])
     outcomes = {r.agent: (r.outcome.value, r.cause) for r in result.records}
     assert outcomes["oracle"][0] == "passed", outcomes
     assert outcomes["no-op"][0] == "failed", outcomes
+    assert [Path(e["dockerfile"]).parent.name for e in built] == ["environment", "tests"]

@@ -45,6 +45,10 @@ def image_build(
     ] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="Build settings; see docs/builds.md.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a build may take.")] = 0.0,
+    pull: Annotated[
+        str,
+        typer.Option("--pull", help="Base images: missing (asks registries for what is not here), always, never."),
+    ] = "missing",
     renew: Annotated[bool, typer.Option("--renew", help="Build although the same was built before.")] = False,
     layers: Annotated[
         bool | None,
@@ -59,6 +63,8 @@ def image_build(
     """Build Dockerfiles, each in a builder VM; the log goes to standard error. Exit 4 when one fails."""
     from dayfly.images.builder import BuildSettings, load_settings
 
+    if pull not in ("missing", "always", "never"):
+        raise ConfigError(f"--pull {pull!r} is not known", hint="missing, always or never")
     if len(sources) > 1 and (name or file or target):
         raise ConfigError("--name, --file and --target are for one source", hint="call it once for each")
     changes: dict[str, Any] = {
@@ -76,7 +82,7 @@ def image_build(
     secrets = dict(_secret(text) for text in secret or [])
     keep = len(sources) == 1 if layers is None else layers
     jobs = [_request(source, file, secrets, target, timeout, keep) for source in sources]
-    rows, failed = run_interruptible(lambda: _build_all(jobs, wanted, name, renew=renew, quiet=quiet or json))
+    rows, failed = run_interruptible(lambda: _build_all(jobs, wanted, name, pull, renew=renew, quiet=quiet or json))
     if json:
         put_json({"schema_version": 1, "images": rows})
     else:
@@ -125,16 +131,17 @@ def _request(
 
 
 async def _build_all(
-    requests: list[Any], settings: Any, name: str, *, renew: bool, quiet: bool
+    requests: list[Any], settings: Any, name: str, pull: Any, *, renew: bool, quiet: bool
 ) -> tuple[list[dict[str, Any]], bool]:
     """One after the other; a failed one does not keep the others from being built."""
-    from dayfly.images import ImageStore
+    from dayfly.images import ImageStore, Registries
     from dayfly.images.builder import ImageBuilder
     from dayfly.registry import HypervisorSettings, make_hypervisor
 
     store = ImageStore()
     hypervisor = functools.cache(lambda: make_hypervisor("qemu", HypervisorSettings()))
-    made = ImageBuilder(store, hypervisor, settings, on_output=_drop if quiet else _show)
+    resolve = functools.partial(store.pull, registries=Registries(), policy=pull)
+    made = ImageBuilder(store, hypervisor, settings, resolve, on_output=_drop if quiet else _show)
     rows: list[dict[str, Any]] = []
     failed = False
     for request in requests:
