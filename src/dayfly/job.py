@@ -29,16 +29,17 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 import dayfly
 from dayfly.build import DiskBuilder
+from dayfly.disks import ImageDisks, locked_digests
 from dayfly.engines.local import Admission, Capacity, LocalEngine
 from dayfly.errors import ConfigError, DayflyError, NeedsDecision, TaskError
 from dayfly.evidence import JobFolder, canonical_json, new_job_id, new_rollout_id, sha256_bytes
+from dayfly.images import ImageStore, PullPolicy, Registries
 from dayfly.images.builder import Built, load_settings
 from dayfly.model import (
     RETRYABLE,
     AgentSpec,
     Disk,
     Frozen,
-    ImageConfig,
     Options,
     RolloutKey,
     RolloutRecord,
@@ -108,6 +109,8 @@ class JobFile(Frozen):
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     require_isolation: Literal["kvm", "tcg", "fake"] | None = None
     fork: bool = True
+    pull: PullPolicy = "missing"
+    """When a registry is asked for an image: if it is not here, always once a job, or never."""
     force_build: bool = False
     """Build the Dockerfiles of tasks that also name an image made of them before."""
 
@@ -337,8 +340,8 @@ def _drift(lock: Mapping[str, Any], recorded: JobFile, plan: Plan) -> Iterator[s
     """What is different from when the job was started, in words."""
     before, now = recorded.model_dump(mode="json"), plan.job_file.model_dump(mode="json")
     for key in before:
-        # How many at once changes no result.
-        if before[key] != now[key] and key != "concurrency":
+        # How many at once changes no result, and images go by their digests.
+        if before[key] != now[key] and key not in ("concurrency", "pull"):
             yield f"job file: {key} was {before[key]!r}, is {now[key]!r}"
     new = lock_of(plan)
     for kind in ("tasks", "agents"):
@@ -608,8 +611,13 @@ async def run_job(
     observers: list[Observer] | None = None,
     make_agent: Callable[[RolloutSpec], Agent] | None = None,
     own_signals: bool = True,
+    image_store: ImageStore | None = None,
+    registries: Registries | None = None,
 ) -> JobResult:
-    """Do a plan on this host. `hypervisor` overrides the one that the job file names; see also `Run`."""
+    """Do a plan on this host. `hypervisor` overrides the one that the job file names; see also `Run`.
+
+    `image_store`: default the user's; the fake hypervisor needs none, and has its images only when one is given.
+    """
     if hypervisor is None:
         settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
         hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
@@ -617,25 +625,36 @@ async def run_job(
     from dayfly.stores import SqlStore
 
     with ExitStack() as in_use:
-        disks = await _prepare(plan, hypervisor, in_use)
+        told: list[Event] = []
 
-        async def make_disk(image: str) -> Disk:
-            return disks[image]
+        def tell(kind: str, **fields: Any) -> None:
+            told.append({"time": time.time(), "event": kind, **fields})
+            for observer in observers or []:
+                observer(told[-1])
 
-        build_disk = DiskBuilder(hypervisor, in_use, load_settings())
+        if image_store is None and hypervisor.isolation != "fake":
+            image_store = ImageStore()
+        disks = ImageDisks(image_store, in_use, plan.job_file.pull, registries or Registries(), tell=tell)
+        disks.digests |= _locked_images(plan)
+        await _prepare(plan, hypervisor, disks)
+        build_disk = DiskBuilder(hypervisor, in_use, load_settings(), disks.resolve)
         await anyio.lowlevel.checkpoint()  # a job that was interrupted until here leaves no folder
         plan.jobs_dir.mkdir(parents=True, exist_ok=True)
         run = Run(
             plan,
             hypervisor,
-            make_disk,
+            disks,
             observers=observers or [],
             make_agent=make_agent,
             build_disk=build_disk,
             own_signals=own_signals,
         )
         build_disk.on_built = run.image_built
-        run.folder = _open_folder(plan, {name: d.image_digest for name, d in disks.items()})
+        run.folder = _open_folder(plan, disks.digests)
+        for event in told:
+            run.folder.event(event)
+        disks.tell = run.emit
+        disks.on_resolved = lambda: run.folder.add_images(disks.digests)
         try:
             run.store = in_use.enter_context(await anyio.to_thread.run_sync(SqlStore.open, plan.jobs_dir))
         except DayflyError as error:
@@ -700,17 +719,19 @@ def _open_folder(plan: Plan, images: dict[str, str]) -> JobFolder:
     }
     if (plan.jobs_dir / plan.job_id / "job.json").exists():
         folder = JobFolder.open(plan.jobs_dir, plan.job_id)
-        before = folder.lock_data()["images"]
-        moved = sorted(n for n in before if images.get(n, before[n]) != before[n])
-        if moved and not plan.accepted:
-            raise NeedsDecision(
-                f"image {moved[0]} was {before[moved[0]]}, is {images[moved[0]]}",
-                hint="import the old image again, or pass --accept-changes",
-            )
-        if plan.drifted or moved:
+        if plan.drifted or any(images.get(n, d) != d for n, d in locked_digests(folder.lock_data()).items()):
             folder.replace_plan(job, lock)
+        else:
+            folder.add_images(images)
         return folder
     return JobFolder.create(plan.jobs_dir, plan.job_id, job, lock)
+
+
+def _locked_images(plan: Plan) -> dict[str, str]:
+    """What a job that goes on must use, unless somebody said that what differs is meant."""
+    if plan.accepted or not (plan.jobs_dir / plan.job_id / "lock.json").exists():
+        return {}
+    return locked_digests(JobFolder.open(plan.jobs_dir, plan.job_id).lock_data())
 
 
 def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
@@ -724,24 +745,8 @@ def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
         )
 
 
-async def _prepare(plan: Plan, hypervisor: Hypervisor, in_use: ExitStack) -> dict[str, Disk]:
-    """Make every disk and template before the first rollout, so that faults show at once.
-
-    The disks are kept from being pruned until `in_use` is closed.
-    """
-    images = sorted({i for t in plan.tasks for i in t.images})
-    if hypervisor.isolation == "fake":
-        config = ImageConfig(workdir="/app")
-        return {i: Disk(Path("/dev/null"), sha256_bytes(i.encode()), config, i, i) for i in images}
-    from dayfly.images import ImageStore
-
-    store = ImageStore()
-
-    def make_disks() -> dict[str, Disk]:
-        found = {image: store.resolve(image) for image in images}
-        return {name: in_use.enter_context(store.using(store.disk(i))) for name, i in found.items()}
-
-    disks = await anyio.to_thread.run_sync(make_disks)
+async def _prepare(plan: Plan, hypervisor: Hypervisor, disks: ImageDisks) -> None:
+    """Make every disk and template before the first rollout, so that faults show at once."""
+    await disks.prepare(i for t in plan.tasks for i in t.images)
     for machine in sorted({m for t in plan.tasks for m in t.machines}, key=repr):
         await hypervisor.prepare(machine)
-    return disks

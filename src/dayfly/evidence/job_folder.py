@@ -174,6 +174,13 @@ class JobFolder:
         write_durable(self.path / "job.json", readable_json(job))
         write_durable(self.path / "lock.json", readable_json(lock))
 
+    def add_images(self, images: dict[str, str]) -> None:
+        """Note images, name → digest, in `lock.json`; one that is there already stays as it is."""
+        lock = self.lock_data()
+        known = lock.get("images") or {}
+        if set(images) - set(known):
+            write_durable(self.path / "lock.json", readable_json(lock | {"images": images | known}))
+
     def event(self, event: dict[str, Any]) -> None:
         """Append to `events.jsonl`."""
         append_event(self.path / "events.jsonl", event)

@@ -29,7 +29,10 @@ _SLOW = Fault(
     of_registry=True,
 )
 _FAULTS = (
-    (r"no space left|disk quota", Fault("host_disk_full", "", "free some space: `dayfly image prune`, `df -h`")),
+    (
+        r"no space left|disk quota",
+        Fault("host_disk_full", "", "free some space: `dayfly image prune`, `df -h`"),
+    ),
     (r"is blocked|blocked in", Fault("registry_blocked", "is blocked", "registries.conf of this host says so")),
     (
         r"\b429\b|toomanyrequests|too many requests|rate limit",
@@ -110,3 +113,8 @@ def as_error(failure: SkopeoFailed, fault: Fault, reference: Reference) -> Infra
     return ImageError(
         f"{reference.pinned} could not be pulled: {reference.host} {fault.says}", hint=hint, cause=fault.cause
     )
+
+
+def passes(error: InfraError) -> bool:
+    """Whether the same pull may succeed another time."""
+    return error.cause not in {fault.cause for _, fault in _FAULTS if not fault.passes} | {"wrong_architecture"}
