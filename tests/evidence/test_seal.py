@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dayfly.errors import HostError, NotFoundError
-from dayfly.evidence import load_record, seal, sha256_bytes, verify_folder
+from dayfly.evidence import canonical_json, load_record, seal, sha256_bytes, verify_folder
 from dayfly.model import Cause, Outcome, RolloutRecord, Verdict
 
 MakeRecord = Callable[..., RolloutRecord]
@@ -119,3 +119,16 @@ def test_odd_kinds_are_recorded_and_never_opened(folder: Path, make_record: Make
     sealed = seal(make_record(), folder)
     assert sealed.files["fifo"] == "other:p"
     assert verify_folder(folder) == []
+
+
+def test_a_record_of_an_older_dayfly_with_fewer_fields_is_as_it_was_sealed(job, make_record, publish_one):
+    place = job.rollout_path(publish_one(make_record()).key)
+    path = place / "rollout.json"
+    older = json.loads(path.read_text())
+    del older["steps"]
+    older["phases"] = [{"name": "boot", "started_unix": 1.0, "seconds": 1.0}]
+    older["seal"] = sha256_bytes(canonical_json(older | {"seal": ""}))
+    path.write_text(json.dumps(older))
+    assert verify_folder(place) == []
+    path.write_text(json.dumps(older | {"steps": []}))
+    assert [p.kind for p in verify_folder(place)] == ["seal"]  # also a change that says nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,3 +310,11 @@ def test_check_finds_the_strictest_class_and_leaves_rebooted_out(make_steps, tmp
     )
     (report,) = json.loads(found.stdout)["tasks"]
     assert (found.exit_code, report["fit"], report["strictest_verifier_class"]) == (0, True, strictest), report
+
+
+def test_show_lists_the_steps(make_steps, run_steps, tmp_path):
+    make_steps({"one": "", "two": ""}, {"steps/two/solution/solve.sh": "#!fake\nexit 3\n"})
+    record = run_steps()
+    found = CliRunner().invoke(app, ["show", record.rollout_id, "--jobs-dir", str(tmp_path / "jobs")])
+    assert re.search(r"^one +1 ", found.stdout, re.M) and re.search(r"^two +1 .*status 3", found.stdout, re.M)
+    assert re.search(r"^verify two ", found.stdout, re.M)

@@ -24,7 +24,7 @@ from dayfly.cli.output import Cell, put, put_json, put_table, say, terminal_colu
 from dayfly.errors import DayflyError
 from dayfly.evidence import JobFolder, Problem, verify_folder
 from dayfly.evidence import list_jobs as list_job_ids
-from dayfly.model import RolloutRecord
+from dayfly.model import RolloutRecord, StepResult
 from dayfly.report import HEADER, JobSummary, facts, rows, summarise
 
 
@@ -219,13 +219,25 @@ def _show_rollout(rollout: Rollout) -> None:
     record = rollout.record
     put_table(("", ""), _facts(rollout), wrap="")
     put()
-    put_table(("phase", "seconds"), ((p.name, f"{p.seconds:8.2f}") for p in record.phases))
+    if record.steps:
+        put_table(("step", "reward", "seconds", ""), map(_step_line, record.steps))
+        put()
+    put_table(
+        ("phase", "seconds"),
+        ((p.name if p.step is None else f"{p.name} {p.step}", f"{p.seconds:8.2f}") for p in record.phases),
+    )
     put()
     for vm in record.vms:
         put(f"vm {vm.id}: {vm.how} in {vm.start_s * 1000:.0f} ms, {vm.isolation}")
     for note in record.notes:
         put(f"note: {note}")
     put(f"{len(record.files)} files of evidence in {rollout.place}")
+
+
+def _step_line(step: StepResult) -> tuple[Cell, ...]:
+    reward = f"{step.verdict.reward:g}" if step.verdict else "none"
+    causes = "; ".join(c.message for c in step.causes)
+    return step.name, reward, f"{step.finished_unix - step.started_unix:8.2f}", causes
 
 
 def _facts(rollout: Rollout) -> Iterator[tuple[Cell, Cell]]:

@@ -63,6 +63,11 @@ def seal_of(record: RolloutRecord) -> str:
     return sha256_bytes(canonical_json(record.model_copy(update={"seal": ""})))
 
 
+def _seal_as_written(folder: Path) -> str:
+    """The same over the file's own fields: an older dayfly sealed a record that had fewer of them."""
+    return sha256_bytes(canonical_json({**read_json(folder / RECORD_NAME), "seal": ""}))
+
+
 def _finite(value: Any) -> Any:
     """Free-form details may hold NaN, which JSON has not; it is kept as text. Rewards are finite by type."""
     if isinstance(value, dict):
@@ -141,7 +146,7 @@ def verify_folder(folder: Path) -> list[Problem]:
     except (HostError, NotFoundError) as error:
         return [Problem("record", RECORD_NAME, error.message)]
     problems = []
-    if record.seal != seal_of(record):
+    if record.seal != _seal_as_written(folder):
         problems.append(Problem("seal", RECORD_NAME, "the record was changed after it was sealed"))
     try:
         there = {path_text(name): name for name in _walk(folder)}
