@@ -99,6 +99,13 @@ class Settings:
     storage_mb: int = 10240
 
 
+def settings(image_template: str | None, test_command: str | None, parser: str) -> Settings:
+    """As written on a command line. Raises `ConfigError` for an unknown parser."""
+    if parser not in PARSERS:
+        raise ConfigError(f"there is no parser called {parser!r}", hint=f"known: {', '.join(PARSERS)}")
+    return Settings(image_template=image_template, test_command=test_command, parser=parser)
+
+
 def import_swebench(
     source: Path, to: Path, settings: Settings, *, only: tuple[str, ...] = (), force: bool = False
 ) -> Iterator[Imported | TaskError]:
