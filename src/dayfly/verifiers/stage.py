@@ -28,6 +28,7 @@ LOGS_NAME = "verifier/logs"
 REWARD_TXT = "reward.txt"
 REWARD_JSON = "reward.json"
 LOG_LIMITS = TransferLimits(files=10_000, bytes=256 * 1024**2, file_bytes=256 * 1024**2, depth=16)
+CHMOD_TIMEOUT_S = 30.0
 RECHECK_BYTES = 64 * 1024**2
 """Tests up to this size are read back after the verifier ended."""
 
@@ -57,6 +58,11 @@ class Stage:
         for layer in tests.layers:
             await self.vm.put(layer.source, TESTS, exclude=layer.excludes, space="verify", meta=layer.meta)
         return tests
+
+    async def allow_to_run(self, path: str) -> None:
+        """As Harbor does: a COPY of a script that nobody made executable is one. Running it says what is wrong."""
+        with suppress(GuestRefused):  # no chmod in the image
+            await self.vm.exec(["chmod", "+x", path], user="root", timeout_s=CHMOD_TIMEOUT_S, space="verify")
 
     async def run(self, argv: Sequence[str]) -> ExecResult:
         """Run the judge; all it prints goes to `verifier/test-stdout.txt`.
