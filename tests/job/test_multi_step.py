@@ -16,6 +16,7 @@ from dayfly.errors import TaskError
 from dayfly.evidence import JobFolder, verify_folder
 from dayfly.model import Machine, Options, Outcome, RolloutRecord, VerifierClass
 from dayfly.rollout import room_for, vm_lifetime_s
+from dayfly.rollout.limits import verifier_setup_limit_s
 from dayfly.tasks import load_task
 
 HEAD = """\
@@ -286,6 +287,15 @@ def test_limits_count_every_step(make_steps):
     assert task.agent_timeout_s == 150 and task.verifier_timeout_s == 607
     assert vm_lifetime_s(options, task) > 150 + 607 + 2 * options.collect_timeout_s
     assert room_for(options, task) is None
+
+
+def test_limits_count_the_verifiers_that_are_waited_for(make_steps):
+    slow = "[verifier.environment.healthcheck]\ncommand = 'x'\ntimeout_sec = 1000\nretries = 5\n"
+    judged = load_task(make_steps({"a": "", "b": "", "c": ""}, tail=slow), strict=True)
+    alone = judged.model_copy(update={"steps": judged.steps[:1]})
+    options = Options()
+    assert verifier_setup_limit_s(options, judged.steps[0]) > 5 * 1000
+    assert vm_lifetime_s(options, judged) > vm_lifetime_s(options, alone) + 2 * 5 * 1000
 
 
 def test_room_is_asked_for_the_verifier_beside_the_agent(make_steps):

@@ -6,7 +6,7 @@ from dayfly.errors import Tampered
 from dayfly.model import Task, Verdict, VerifierClass
 from dayfly.protocols import Vm
 from dayfly.rollout.collect import Carried, is_verdict_place
-from dayfly.rollout.limits import setup_limit_s
+from dayfly.rollout.limits import verifier_setup_limit_s
 from dayfly.rollout.prepare import set_up_verifier
 from dayfly.rollout.progress import Progress
 from dayfly.rollout.vms import disk_of, fresh_vm
@@ -50,7 +50,7 @@ async def verify_separately(p: Progress, task: Task, carried: list[Carried]) -> 
             disk = await disk_of(p, task.verifier_image, task.verifier_dockerfile, task.verifier_build_timeout_s)
     writable = p.folder.scratch / "verifier.img"
     async with fresh_vm(p, "verifier", disk, task, writable) as vm:
-        async with p.in_phase("setup", setup_limit_s(p.options, task)):
+        async with p.in_phase("setup", verifier_setup_limit_s(p.options, task)):
             await set_up_verifier(p, vm, task)
             for item in carried:
                 # Removed first: a file that the agent deleted must not come back from the start context.

@@ -15,19 +15,24 @@ def vm_lifetime_s(options: Options, task: Task) -> float:
 
     For a task with steps also of the verifiers that work in VMs of their own while the agent's stands still.
     """
-    beside = options.boot_timeout_s + setup_limit_s(options, task) + options.teardown_timeout_s
     return (
         options.boot_timeout_s
-        + setup_limit_s(options, task)
+        + max(setup_limit_s(options, task), *(verifier_setup_limit_s(options, s) for s in task.all_steps))
         + agent_limit_s(options, task)
         + sum(
             AGENT_STOP_GRACE_S + collect_limit_s(options, s) + s.verifier_timeout_s + step_setup_limit_s(options, s)
             for s in task.all_steps
         )
-        + beside * max(0, len(task.steps) - 1)
+        + sum(_beside_limit_s(options, s) for s in task.steps[:-1])
         + options.teardown_timeout_s
         + 120
     )
+
+
+def _beside_limit_s(options: Options, step: Task) -> float:
+    """What a separate verifier's VM may take before and after the verifier itself."""
+    image = step.verifier_build_timeout_s if step.verifier_has_own_image else 0.0
+    return image + options.boot_timeout_s + verifier_setup_limit_s(options, step) + options.teardown_timeout_s
 
 
 def agent_limit_s(options: Options, task: Task) -> float:
@@ -40,6 +45,16 @@ def agent_limit_s(options: Options, task: Task) -> float:
 def setup_limit_s(options: Options, task: Task) -> float:
     """The set-up's time, with what the task's health check may take."""
     return options.setup_timeout_s + _healthcheck_limit_s(task.healthcheck)
+
+
+def verifier_setup_limit_s(options: Options, task: Task) -> float:
+    """The same for a separate verifier's VM."""
+    return options.setup_timeout_s + _healthcheck_limit_s(verifier_healthcheck(task))
+
+
+def verifier_healthcheck(task: Task) -> Healthcheck | None:
+    """A separate verifier's own; else the task's, if it runs on the task's image."""
+    return task.verifier_healthcheck or (None if task.verifier_has_own_image else task.healthcheck)
 
 
 def step_setup_limit_s(options: Options, step: Task) -> float:

@@ -13,9 +13,10 @@ from dayfly.errors import AgentError, GuestLost, GuestRefused, HostError, InfraE
 from dayfly.evidence import canonical_json, fingerprint, sha256_bytes
 from dayfly.model import Change, Healthcheck, Outcome, Task
 from dayfly.protocols import Vm
-from dayfly.rollout.limits import step_setup_limit_s
+from dayfly.rollout.limits import step_setup_limit_s, verifier_healthcheck
 from dayfly.rollout.progress import Progress
 from dayfly.tasks import select
+from dayfly.tasks.compose import COMPOSE_NAMES
 
 
 async def set_up(p: Progress, vm: Vm, task: Task) -> None:
@@ -30,11 +31,9 @@ async def set_up(p: Progress, vm: Vm, task: Task) -> None:
 
 async def set_up_verifier(p: Progress, vm: Vm, task: Task) -> None:
     """The same for a separate verifier's VM. An image of its own has nothing of the task's environment."""
-    if not task.verifier_has_own_image:
-        task = task.model_copy(update={"healthcheck": task.verifier_healthcheck or task.healthcheck})
-    else:
-        task = task.model_copy(update={"healthcheck": task.verifier_healthcheck, "environment_files": None})
-    await set_up(p, vm, task)
+    files = None if task.verifier_has_own_image else task.environment_files
+    of_it = {"healthcheck": verifier_healthcheck(task), "environment_files": files}
+    await set_up(p, vm, task.model_copy(update=of_it))
 
 
 async def begin_step(p: Progress, vm: Vm, step: Task) -> tuple[Change, ...]:
@@ -104,7 +103,7 @@ def workdir_of(p: Progress, task: Task) -> str:
 
 
 def _not_for_the_vm(name: str) -> bool:
-    return name in ("Dockerfile", "docker-compose.yaml", ".dockerignore")
+    return name in ("Dockerfile", ".dockerignore", *COMPOSE_NAMES)
 
 
 async def _healthcheck(p: Progress, vm: Vm, check: Healthcheck, user: str | None) -> None:
