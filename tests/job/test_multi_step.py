@@ -328,3 +328,12 @@ def test_show_lists_the_steps(make_steps, run_steps, tmp_path):
     found = CliRunner().invoke(app, ["show", record.rollout_id, "--jobs-dir", str(tmp_path / "jobs")])
     assert re.search(r"^one +1 ", found.stdout, re.M) and re.search(r"^two +1 .*status 3", found.stdout, re.M)
     assert re.search(r"^verify two ", found.stdout, re.M)
+
+
+def test_logs_print_what_each_step_put_out_in_order(make_steps, run_steps, tmp_path):
+    names = ("b", "a", "c")
+    make_steps(dict.fromkeys(names, ""), {f"steps/{n}/solution/solve.sh": f"#!fake\nprint at {n}\n" for n in names})
+    record = run_steps()
+    where = f"{record.job_id}/walk/oracle/1"
+    found = CliRunner().invoke(app, ["logs", where, "--part", "agent", "--jobs-dir", str(tmp_path / "jobs")])
+    assert found.stdout == "at b\nat a\nat c\n"

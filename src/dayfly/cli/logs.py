@@ -203,7 +203,7 @@ class _RolloutLog:
 
     def _print_from(self, place: Path, rollout_id: str, headings: bool = False) -> None:
         """Print what was not printed yet. The folder may move away under us: the next turn finds it."""
-        for name in self.files:
+        for name in _of_steps_too(place, self.files):
             try:
                 fd = os.open(place / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
@@ -217,3 +217,12 @@ class _RolloutLog:
                     put_bytes(chunk)
                     seen += len(chunk)
                 self.printed[rollout_id, name] = seen
+
+
+def _of_steps_too(place: Path, files: list[str]) -> list[str]:
+    """The same files of every step of a multi-step task, in the order in which the steps were begun."""
+    try:
+        begun = sorted(place.glob("steps/*/start-files.json"), key=lambda p: p.stat().st_mtime)
+    except FileNotFoundError:  # it moved away under us
+        return files
+    return [*files, *(f"steps/{path.parent.name}/{name}" for path in begun for name in files)]
