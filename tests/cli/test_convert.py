@@ -1,4 +1,4 @@
-"""`dayfly import` and `dayfly export`, as a user meets them."""
+"""Data sets, `dayfly import` and `dayfly export`, as a user meets them."""
 
 from __future__ import annotations
 
@@ -66,3 +66,31 @@ def test_export_harbor(dayfly, make_task, run_job, tmp_path, monkeypatch):
     done = dayfly("export", "harbor", job, "--to", "other")
     assert done.code == 2 and "would hold the value of A_TOKEN" in done.err
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_data_sets_wherever_a_task_can_be_named(dayfly, make_task, tmp_path):
+    make_task("one")
+    make_task("two")
+    entries = [
+        {"name": "a", "version": "1", "tasks": [{"name": "one", "path": "tasks/one"}]},
+        {"name": "b", "version": "1", "tasks": [{"name": "two", "path": "tasks/two"}]},
+    ]
+    (tmp_path / "registry.json").write_text(json.dumps(entries))
+    (tmp_path / "job.yaml").write_text("tasks: ['registry.json#b', tasks/one]\nagents: [no-op]\n")
+    how = ("--hypervisor", "fake", "--dry-run", "--json")
+
+    def planned(*words: str) -> list[str]:
+        done = dayfly("run", *words, *how)
+        assert done.code == 0, done.err
+        return list(done.json["budgets"])
+
+    assert planned("--dataset", "a@1", "--registry-path", "registry.json") == ["one"]
+    assert planned("-d", "b", "-d", "a", "--registry-path", "registry.json") == ["two", "one"]
+    assert planned("registry.json#b@1") == ["two"]
+    assert planned("job.yaml") == ["two", "one"]
+    done = dayfly("run", "--dataset", "a")
+    assert done.code == 2 and "--registry-path" in done.err
+    done = dayfly("run", "registry.json")
+    assert done.code == 2 and "2 data sets" in done.err
+    done = dayfly("check", "--static", "registry.json#a", "--json")
+    assert [t["task"] for t in done.json["tasks"]] == ["one"]

@@ -79,6 +79,15 @@ def run(
             "--agent", "-a", help="Agent name; may be repeated. With a job file: only these of its agents."
         ),
     ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dataset", "-d", metavar="NAME[@VERSION]", help="A data set of the registry; can be repeated."
+        ),
+    ] = None,
+    registry_path: Annotated[
+        Path | None, typer.Option("--registry-path", help="The registry.json that --dataset is in.")
+    ] = None,
     attempts: Annotated[
         int | None, typer.Option("--attempts", "-k", min=1, max=1000, help="Rollouts per task and agent.")
     ] = None,
@@ -101,6 +110,7 @@ def run(
     require_isolation: Annotated[
         IsolationFloor | None, typer.Option(help="Refuse to run with less isolation than this.")
     ] = None,
+    pull: Annotated[Pull | None, typer.Option(help="When to ask a registry for an image.")] = None,
     fork: Annotated[bool | None, typer.Option(help="Fork VMs from a template, or boot each one.")] = None,
     force_build: ForceBuild = None,
     resume: Annotated[
@@ -134,11 +144,13 @@ def run(
         "hypervisor": hypervisor,
         "accelerator": accelerator,
         "require_isolation": require_isolation,
+        "pull": pull,
         "fork": fork,
         "force_build": force_build,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
-    plan = _plan(what or [], agent or [], changes, resume, jobs_dir)
+    what = [*(what or []), *_datasets(dataset or [], registry_path)]
+    plan = _plan(what, agent or [], changes, resume, jobs_dir)
     if dry_run and json:
         put_json(_plan_answer(plan, resume))
     elif dry_run or resume or display is not DisplayChoice.NONE:
@@ -179,6 +191,18 @@ def _resume_command(plan: Plan) -> str:
 
 
 # --- the plan ------------------------------------------------------------------------------------
+
+
+def _datasets(names: list[str], registry: Path | None) -> list[str]:
+    """As the tasks that they are: `registry.json#NAME@VERSION`."""
+    if registry is None and names:
+        raise ConfigError(
+            f"--dataset {names[0]!r} needs the registry that it is in",
+            hint="--registry-path FILE, or write FILE#NAME@VERSION",
+        )
+    if registry is None:
+        return []
+    return [f"{registry}#{name}" for name in names] or [str(registry)]
 
 
 def _plan(what: list[str], agents: list[str], changes: dict[str, Any], resume: str | None, jobs_dir: Path) -> Plan:

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dayfly.errors import NotFoundError, TaskError
+from dayfly.tasks.dataset import split_dataset, tasks_of_dataset
 
 
 def find_tasks(paths: Iterable[Path]) -> list[Path]:
-    """The task folders that `paths` name: each is a task, or a folder of tasks. Each task once, in order.
+    """The task folders that `paths` name, each once, in order.
 
-    Raises `NotFoundError` for a path that is not there, `TaskError` for one without a task.
+    A path is a task, a folder of tasks, or a data set (`registry.json#NAME@VERSION`, `dataset.toml`).
+    Raises `NotFoundError` for a path that is not there, `TaskError` for one without a task; for data sets see
+    `dataset.py`.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -23,6 +26,9 @@ def find_tasks(paths: Iterable[Path]) -> list[Path]:
 def _tasks_at(path: Path) -> list[Path]:
     if path.name == "task.toml" and path.is_file():
         path = path.parent
+    dataset = split_dataset(path)
+    if dataset is not None:
+        return tasks_of_dataset(*dataset)
     if not path.is_dir():
         raise NotFoundError(f"{path}: no such folder", hint="give a task folder, or a folder of task folders")
     if _is_task(path):
