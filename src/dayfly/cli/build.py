@@ -100,7 +100,7 @@ def image_builder(
     from dayfly.images.builder.builder_image import ensure_builder, make_builder
 
     store = ImageStore()
-    image = make_builder(store) if renew else ensure_builder(store)
+    image = make_builder(store, say=say) if renew else ensure_builder(store, say=say)
     put(f"{image.name}  {image.digest}")
 
 

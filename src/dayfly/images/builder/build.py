@@ -116,8 +116,11 @@ class ImageBuilder:
             return builder
         named = self.settings.image
         if named is None or named == BUILDER_NAME:
-            return stored(self.store, ensure_builder(self.store))
+            return stored(self.store, ensure_builder(self.store, say=self._say))
         return stored(self.store, (self.resolve or self.store.resolve)(named))
+
+    def _say(self, line: str) -> None:
+        self.on_output(f"dayfly: {line}\n".encode())
 
     async def _make(self, plan: BuildPlan, builder: StoredImage | str, log_path: Path) -> Image:
         """Build, then take the result in as any foreign image is taken in."""
@@ -153,6 +156,10 @@ class ImageBuilder:
                 hint=f"{error.hint or ''}\nthe log is {log.path}".strip(),
                 cause="builder_lost",
             ) from error
+        except ImageError as error:
+            if refused := _refused(proxy):
+                error.hint = f"RUN was not let to {refused}: see --allow in docs/builds.md\n{error.hint or ''}"
+            raise
         finally:
             if proxy is not None:
                 _tell_traffic(proxy, log)
@@ -216,6 +223,11 @@ async def _entered(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(manager.__exit__, None, None, None)
+
+
+def _refused(proxy: Proxy | None) -> str:
+    places = [place for place, traffic in proxy.traffic.items() if traffic.refused] if proxy else []
+    return ", ".join(places[:5])
 
 
 def _tell_traffic(proxy: Proxy, log: BuildLog) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,11 @@ class Sources:
     """What its buildah cannot do; empty: nothing known."""
 
 
-def ensure_builder(store: ImageStore, *, timeout_s: float = 900.0) -> Image:
+def _drop(line: str) -> None:
+    pass
+
+
+def ensure_builder(store: ImageStore, *, timeout_s: float = 900.0, say: Callable[[str], None] = _drop) -> Image:
     """The builder image `BUILDER_NAME` of `store`, made now if it is not there. Blocking.
 
     Raises `HostError` when it cannot be made.
@@ -59,16 +63,19 @@ def ensure_builder(store: ImageStore, *, timeout_s: float = 900.0) -> Image:
     with locked(scratch_folder() / "builder.lock", timeout_s, what="the builder image"):
         if (found := find_image(store, BUILDER_NAME)) is not None:
             return found
-        return make_builder(store, timeout_s=timeout_s)
+        return make_builder(store, timeout_s=timeout_s, say=say)
 
 
-def make_builder(store: ImageStore, *, timeout_s: float = 900.0) -> Image:
+def make_builder(store: ImageStore, *, timeout_s: float = 900.0, say: Callable[[str], None] = _drop) -> Image:
     """Make the builder image anew, of the newest packages; the name moves to it. Blocking. Raises `HostError`."""
     which("mmdebstrap", HINT)
     with tempfile.TemporaryDirectory(prefix="dayfly-builder-") as made:
         work = Path(made)
         sources = find_sources(work)
         tar = work / "builder.tar"
+        say(f"making the image of builder VMs, once, from packages of {sources.suite}")
+        if sources.remark:
+            say(f"warning: {sources.remark}")
         run(
             debootstrap_command(sources, tar, PACKAGES, CUSTOMISE),
             timeout_s=timeout_s,
