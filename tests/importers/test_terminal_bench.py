@@ -102,6 +102,12 @@ def test_what_the_client_service_says_is_kept(original, tmp_path):
     assert task.env == {"MODE": "x", "TEST_DIR": "/tests"}
 
 
+def test_a_service_without_a_network_says_so(original, tmp_path):
+    text = COMPOSE + "    network_mode: none\n    labels: {a: b}\n"
+    made = import_terminal_bench(original(**{"docker-compose.yaml": text}), tmp_path / "new")
+    assert load_task(made.path, strict=True).network == {"environment": "no-network"}
+
+
 def test_a_context_in_a_subfolder_and_a_dockerfile_of_another_name(original, tmp_path):
     text = "services:\n  web:\n    build: {context: ./image, dockerfile: Dockerfile.web}\n"
     files = {"docker-compose.yaml": text, "Dockerfile": None, "image/Dockerfile.web": "FROM x\n", "image/a": "a"}
@@ -143,6 +149,7 @@ def test_the_older_form_of_instructions_and_typed_solutions(original, tmp_path):
             "services.main.build.args",
         ),
         ({"docker-compose.yaml": "services: {client: {build: ../..}}\n"}, "build.context"),
+        ({"docker-compose.yaml": COMPOSE + "    network_mode: host\n"}, "services.main.network_mode: 'host'"),
         ({"Dockerfile": None}, "there is no ./Dockerfile"),
         ({"run-tests.sh": None}, "run-tests.sh does not exist"),
         ({"tests/test.sh": "exit\n"}, "tests/test.sh: has a meaning of its own"),

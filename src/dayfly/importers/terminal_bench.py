@@ -78,21 +78,23 @@ def import_terminal_bench(source: Path, to: Path, *, force: bool = False) -> Imp
     name = source.resolve().name
     remarks: list[str] = []
     with new_task(to / name, str(source), force=force, remarks=remarks) as folder:
-        _write_environment(source, folder / "environment", remarks)
+        main = _main_service(source / COMPOSE)
+        network = "no-network" if main.get("network_mode") == "none" else "public"
+        _write_environment(source, folder / "environment", main, remarks)
         _write_tests(source, folder / "tests", config)
         _write_solution(source, folder / "solution")
         (folder / "instruction.md").write_text(_instruction(config, source).rstrip("\n") + "\n", "utf-8")
-        (folder / "task.toml").write_text(to_toml(_task_toml(config)), "utf-8")
+        (folder / "task.toml").write_text(to_toml(_task_toml(config, network)), "utf-8")
     return Imported(name, to / name, tuple(remarks))
 
 
-def _task_toml(config: TaskYaml) -> dict[str, Any]:
+def _task_toml(config: TaskYaml, network: str) -> dict[str, Any]:
     return {
         "schema_version": "1.4",
         "metadata": {"source_format": "terminal-bench", **_plain(config.model_extra or {})},
         "agent": {"timeout_sec": config.max_agent_timeout_sec},
         "verifier": {"timeout_sec": config.max_test_timeout_sec},
-        "environment": {"network_mode": "public", "env": {"TEST_DIR": "/tests"}},
+        "environment": {"network_mode": network, "env": {"TEST_DIR": "/tests"}},
     }
 
 
@@ -151,8 +153,7 @@ def _instruction(config: TaskYaml, source: Path) -> str:
 # --- environment ---------------------------------------------------------------------------------
 
 
-def _write_environment(source: Path, environment: Path, remarks: list[str]) -> None:
-    main = _main_service(source / COMPOSE)
+def _write_environment(source: Path, environment: Path, main: dict[str, Any], remarks: list[str]) -> None:
     build = main.pop("build", ".")
     build = {"context": build} if isinstance(build, str) else dict(build)
     context, dockerfile = str(build.pop("context", ".")), str(build.pop("dockerfile", "Dockerfile"))

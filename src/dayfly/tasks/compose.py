@@ -40,7 +40,10 @@ _LOG_MOUNTS = {
     for name in ("VERIFIER_LOGS", "AGENT_LOGS", "ARTIFACTS")
     for target in (f"${{ENV_{name}_PATH}}", HARBOR_VALUES[f"ENV_{name}_PATH"])
 }
-_NO_MEANING = {"container_name", "init", "tty", "stdin_open", "pull_policy", "restart", "stop_grace_period"}
+_NO_MEANING = {
+    *("container_name", "expose", "init", "labels", "logging", "pull_policy", "restart", "stdin_open"),
+    *("stop_grace_period", "tty"),
+}
 """Keys that change nothing of what a task sees in a VM."""
 _IDLE = {("sleep", "infinity"), ("tail", "-f", "/dev/null"), ("cat",)}
 """Commands that only keep a container alive. Harbor never runs an image's own command."""
