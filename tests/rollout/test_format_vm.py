@@ -71,7 +71,8 @@ RUNNING = (
     "touch /tests/left /logs/verifier/left 2>/dev/null; true\n"
 )
 APART = (
-    f"#!/bin/sh\nid -un; pwd\nls /app\npgrep -x sleep >/dev/null && exit 0\n"
+    "# a canary comes first, so nothing names the interpreter\n#!/bin/bash\n"
+    f"[[ -n $BASH_VERSION ]] || exit\nid -un; pwd\nls /app\npgrep -x sleep >/dev/null && exit 0\n"
     f'[ "$(cat /app/given)" = 1 ] && [ ! -e /app/kept ] && [ "$GIVEN" = yes ] && echo 1 > {REWARD}\n'
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dayfly.errors import TaskError
-from dayfly.tasks import load_task, read_task_files, select
+from dayfly.tasks import load_task, read_task_files, script_command, select
 
 
 def harbor_digest(folder: Path, names: list[str]) -> str:
@@ -185,3 +185,13 @@ def test_modes_in_the_vm_do_not_depend_on_the_host(make_task):
     meta = select(folder / "tests", task=folder, program="test.sh").meta
     modes = {name: oct(m.mode) for name, m in meta.items()}
     assert modes == {"data": "0o644", "tool": "0o755", "test.sh": "0o755", "sub": "0o755", "sub/x": "0o644"}
+
+
+@pytest.mark.parametrize(
+    ("start", "by_bash"),
+    [(b"#!/bin/sh\n", False), (b"\x7fELF\2", False), (b"# canary\n#!/bin/bash\n", True), (b"", True)],
+)
+def test_a_script_is_started_as_bash_starts_a_file(tmp_path, start, by_bash):
+    (tmp_path / "test.sh").write_bytes(start)
+    command = script_command("/tests/test.sh", tmp_path / "test.sh")
+    assert command == ["/bin/bash", "/tests/test.sh"][not by_bash :]

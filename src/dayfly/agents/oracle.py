@@ -14,7 +14,7 @@ from dayfly.agents.program import run_program
 from dayfly.errors import AgentError
 from dayfly.model import Frozen, Task
 from dayfly.protocols import AgentResult, Record, Vm
-from dayfly.tasks import resolve_env, select
+from dayfly.tasks import resolve_env, script_command, select
 
 SOLUTION = "/solution"
 
@@ -46,9 +46,8 @@ class OracleAgent:
         await vm.put(solution.source, SOLUTION, exclude=solution.excludes, meta=solution.meta)
         host_env = os.environ if self._host_env is None else self._host_env
         env = {"DEBIAN_FRONTEND": "noninteractive", **resolve_env(task.solution_env, host_env)}
-        return await run_program(
-            vm, record, [f"{SOLUTION}/solve.sh"], env=env, user=task.agent_user, timeout_s=timeout_s
-        )
+        command = script_command(f"{SOLUTION}/solve.sh", folder / "solve.sh")
+        return await run_program(vm, record, command, env=env, user=task.agent_user, timeout_s=timeout_s)
 
 
 class NoOpAgent:

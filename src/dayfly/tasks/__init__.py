@@ -1,7 +1,14 @@
 """Task folders in Harbor's layout: finding, reading, hashing. See docs/tasks.md."""
 
 from dayfly.tasks.env import resolve_env
-from dayfly.tasks.files import Selection, TaskFiles, digest_of_files, read_task_files, select
+from dayfly.tasks.files import (
+    Selection,
+    TaskFiles,
+    digest_of_files,
+    read_task_files,
+    script_command,
+    select,
+)
 from dayfly.tasks.find import find_tasks
 from dayfly.tasks.load import choose_verifier_class, load_task, strip_canary
 from dayfly.tasks.schema import TaskFile, task_json_schema
@@ -18,6 +25,7 @@ __all__ = [
     "load_task",
     "read_task_files",
     "resolve_env",
+    "script_command",
     "select",
     "strip_canary",
     "task_json_schema",

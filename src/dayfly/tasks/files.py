@@ -197,6 +197,17 @@ class CarryRules:
         return self._specs[folder]
 
 
+def script_command(path: str, script: Path) -> list[str]:
+    """How the task's `script`, a host file, is started where it lies in the VM: as bash starts a file.
+
+    That is directly, and by bash itself where the first line names no interpreter: many tasks have a canary
+    comment above it, and Harbor starts scripts from a bash.
+    """
+    with script.open("rb") as file:
+        start = file.read(4)
+    return [path] if start.startswith(b"#!") or start == b"\x7fELF" else ["/bin/bash", path]
+
+
 def _in_scope(name: str) -> bool:
     return bool(_IGNORE_SCOPES.match_file(name))
 

@@ -8,6 +8,7 @@ from typing import Any
 from dayfly.errors import VerifierError
 from dayfly.model import ExecResult, Task, Verdict
 from dayfly.protocols import Record, Vm
+from dayfly.tasks import script_command
 from dayfly.verifiers.rewards import choose_reward, parse_rewards
 from dayfly.verifiers.stage import REWARD_JSON, REWARD_TXT, TESTS, Stage, Tests, default_host_env
 
@@ -28,7 +29,7 @@ class ScriptVerifier:
         tests = await stage.bring_tests()
         if tests is None:
             await stage.allow_to_run(f"{TESTS}/test.sh")
-        ended = await stage.run([f"{TESTS}/test.sh"])
+        ended = await stage.run(_command(tests))
         await stage.fetch_logs()
         text = await stage.fetch_reward(REWARD_TXT)
         named = await stage.fetch_reward(REWARD_JSON)
@@ -47,6 +48,11 @@ class ScriptVerifier:
             exit_code=ended.exit_code,
             details=_details(ended, tests, rule),
         )
+
+
+def _command(tests: Tests | None) -> list[str]:
+    script = tests.source_of("test.sh") if tests is not None else None
+    return script_command(f"{TESTS}/test.sh", script) if script is not None else [f"{TESTS}/test.sh"]
 
 
 def _agrees(text: bytes, rewards: Mapping[str, float]) -> bool:

@@ -173,6 +173,10 @@ class Tests:
         """Name → digest, as it must be when all layers are there."""
         return {name: digest for layer in self.layers for name, digest in layer.files.items()}
 
+    def source_of(self, name: str) -> Path | None:
+        """The host file that /tests/`name` is a copy of."""
+        return next((layer.source / name for layer in reversed(self.layers) if name in layer.files), None)
+
     @property
     def digest(self) -> str:
         """sha256:… over names and contents."""
