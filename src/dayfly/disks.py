@@ -83,7 +83,7 @@ class ImageDisks:
             if name not in self._disks:
                 self._meet_again(name)
                 try:
-                    made = await _in_thread(partial(self._make, name))
+                    made = await in_thread(partial(self._make, name))
                 except InfraError as error:
                     self._errors[name] = (error, time.monotonic())
                     raise
@@ -153,7 +153,7 @@ class ImageDisks:
             raise type(error)(error.message, hint=error.hint, cause=error.cause)
 
 
-async def _in_thread(work: Callable[[Watch], T]) -> T:
+async def in_thread(work: Callable[[Watch], T]) -> T:
     """`work` in a thread; when the caller is cancelled it is told to stop, and not waited for."""
     watch = Watch()
     try:

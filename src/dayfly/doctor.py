@@ -53,6 +53,7 @@ def checks(settings: QemuSettings | None = None) -> list[Check]:
         ("launchers", _launchers),
         ("mkfs.ext4", lambda _: _program("mkfs.ext4", "e2fsprogs")),
         ("tar2sqfs", lambda _: _program("tar2sqfs", "squashfs-tools-ng")),
+        ("registries", _registries),
         ("dockerfiles", _dockerfiles),
         ("kernel", _kernel),
         ("guest agent", _agent),
@@ -102,6 +103,16 @@ def _launchers(_: QemuSettings) -> Check:
 
 def _program(name: str, package: str) -> Check:
     return Check(name, "ok", str(which(name, f"install the package {package}")))
+
+
+def _registries(_: QemuSettings) -> Check:
+    """Only pulls need skopeo: what is imported or here already is used without."""
+    from dayfly.images import skopeo
+
+    try:
+        return Check("registries", "ok", skopeo.version())
+    except DayflyError as error:
+        return Check("registries", "warn", f"images cannot be pulled: {error.message}", error.hint or "")
 
 
 def _dockerfiles(_: QemuSettings) -> Check:

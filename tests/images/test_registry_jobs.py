@@ -101,7 +101,7 @@ def test_a_failing_registry_is_no_score(
     assert {(r.outcome.value, r.cause.kind if r.cause else "") for r in bad} == {("infra_error", cause)}
     assert records["good"].outcome.value == "passed"
     figures = summarise(wanted.planned_by_agent, result.records).agents[0]
-    assert (figures.planned, figures.graded, figures.passed) == (7, 1, 1)
+    assert (figures.planned, figures.graded, figures.score) == (7, 1, 1.0)
     assert result.exit_code == 4
 
 

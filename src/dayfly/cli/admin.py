@@ -124,7 +124,7 @@ def image_list(json: Json = False) -> None:
         put_json({"schema_version": 1, "images": [r.as_dict() for r in rows]})
         return
     if not rows:
-        say("no images; `dayfly image import` brings one here")
+        say("no images; `dayfly image pull` or `dayfly image import` brings one here")
         return
     put_table(
         ("image", "digest", "disk", "layers", "last use"),

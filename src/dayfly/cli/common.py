@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,16 @@ ForceBuild = Annotated[
         help="Build environment/Dockerfile also where docker_image names an image made of it.",
     ),
 ]
+
+
+class Pull(StrEnum):
+    """When a registry is asked for an image; see `dayfly.images.PullPolicy`."""
+
+    MISSING = "missing"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 DEFAULT_JOBS_DIR = Path("jobs")
 
 

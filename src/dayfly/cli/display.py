@@ -96,6 +96,10 @@ class EventLines:
                 return f"built in {event['seconds']:.0f} s; the log is {event['log']}"
             case "image_failed":
                 return f"error: {event['message']}\n  hint: {event['hint']}"
+            case "image_pulled":
+                return f"pulled {event['image']} in {event['seconds']:.1f} s, {event['bytes'] >> 20} MiB"
+            case "image_retried":
+                return str(event["message"])
             case "rollout_retried":
                 return f"retry {event_name(event)} after {event['outcome']}: {event['cause']}"
             case "job_stopping":

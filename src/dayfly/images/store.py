@@ -103,6 +103,37 @@ class ImageInfo:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Layer:
+    digest: str
+    bytes: int
+    shared_with: tuple[str, ...]
+    """Names (or digests) of other images that have it."""
+
+
+@dataclass(frozen=True)
+class ImageDetail:
+    """What `image inspect` says. Sizes in bytes, times in seconds since 1970."""
+
+    digest: str
+    names: tuple[str, ...]
+    config: ImageConfig
+    created: str
+    imported: float
+    last_used: float
+    layers: tuple[Layer, ...]
+    """Lowest first."""
+    disk_bytes: int
+    disk_digest: str
+    """Empty when there is no disk yet."""
+    in_use: bool
+    volumes: tuple[str, ...]
+    healthcheck: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "config": self.config.model_dump(mode="json")}
+
+
 class ImageStore:
     """Imports and pulls images and makes disks of them. Blocking: call it from a thread in async code."""
 
@@ -263,6 +294,34 @@ class ImageStore:
             own_names = [name for name, named in names.items() if named == digest]
             infos += [replace(info, name=name) for name in own_names or [""]]
         return tuple(sorted(infos, key=lambda info: (not info.name, info.name, info.digest)))
+
+    def describe(self, ref: str) -> ImageDetail:
+        """Everything about one image. Raises `NotFoundError`."""
+        image = self.resolve(ref)
+        infos = [info for info in self.list() if info.digest == image.digest]
+        names: dict[str, Digests] = {}
+        for name, digest in self._names().items():
+            names.setdefault(digest, []).append(name)
+        owners: dict[str, Digests] = {}
+        for digest in self._digests():
+            for layer in self._layer_sizes(digest) if digest != image.digest else ():
+                owners.setdefault(layer, []).extend(names.get(digest, [digest]))
+        sizes = self._layer_sizes(image.digest)
+        disk = self._read_disk(self._disk_key(image.digest), image)
+        return ImageDetail(
+            digest=image.digest,
+            names=tuple(sorted(names.get(image.digest, []))),
+            config=image.config,
+            created=image.created,
+            imported=infos[0].imported,
+            last_used=infos[0].last_used,
+            layers=tuple(Layer(d, sizes[d], tuple(sorted(owners.get(d, [])))) for d in image.layers),
+            disk_bytes=infos[0].disk_bytes,
+            disk_digest=disk.digest if disk else "",
+            in_use=infos[0].in_use,
+            volumes=image.volumes,
+            healthcheck=image.healthcheck,
+        )
 
     def remove(self, ref: str) -> None:
         """Take a name away, and with its last name the image. Raises `ImageError` when its disk is in use."""
