@@ -114,6 +114,13 @@ services:
     )
 
 
+@pytest.mark.parametrize("mode", ["none", "bridge", "${NETWORK_MODE:-bridge}"])
+def test_the_usual_network_is_no_request(compose, mode):
+    assert read_compose(compose(main_with(f"network_mode: '{mode}'"))) == read_compose(
+        compose(main_with("tty: true"))
+    )
+
+
 def test_environment_as_a_list(compose):
     found = read_compose(compose(main_with("environment: [A=1, B=x=y, C=, D]")))
     assert found.env == {"A": "1", "B": "x=y", "C": "", "D": "${D}"}

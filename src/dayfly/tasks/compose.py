@@ -35,6 +35,8 @@ HARBOR_VALUES: Mapping[str, str] = {
 _OWN_IMAGE = {"${MAIN_IMAGE_NAME}", "${PREBUILT_IMAGE_NAME}"}
 _OWN_CONTEXT = {"${CONTEXT_DIR}", ".", "./"}
 _OWN_SIZE = {"${CPUS}", "${MEMORY}"}
+_USUAL_NETWORK = {"bridge", "${NETWORK_MODE:-bridge}"}
+"""Compose's own default, as many task sets write it out: it asks for no more than a file that says nothing."""
 _LOG_MOUNTS = {
     f"${{HOST_{name}_PATH}}:{target}"
     for name in ("VERIFIER_LOGS", "AGENT_LOGS", "ARTIFACTS")
@@ -325,7 +327,7 @@ class _Reader:
             raise self._refuse(key, f"{_shown(value)} is not the platform of these VMs, linux/amd64")
 
     def _network(self, key: str, value: Any) -> None:
-        if self._text(key, value) != "none":
+        if self._text(key, value) not in ("none", *_USUAL_NETWORK):
             raise self._refuse(
                 key, f"{_shown(value)}: a VM has no network of that kind", "leave it out or write none"
             )
