@@ -188,6 +188,28 @@ async def test_the_guest_has_neither_network_nor_pci(
         assert not re.search(r"-net|-nic|pci|usb|vga|virtfs|-monitor", argv)
 
 
+async def test_a_vmm_that_dies_while_it_is_asked_is_a_boot_error(
+    hypervisor: QemuHypervisor, disk: Disk, options: Options
+) -> None:
+    async with hypervisor.start(disk, SMALL, options()) as vm:
+        pid = vm.status().qemu_pid
+        os.kill(pid, signal.SIGSTOP)  # so that the question waits for its answer
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                async def kill_soon() -> None:
+                    await anyio.sleep(0.3)
+                    os.kill(pid, signal.SIGKILL)
+
+                tasks.start_soon(kill_soon)
+                error = None
+                try:
+                    await vm._vmm.command("query-status")
+                except BootError as e:
+                    error = e
+        assert error is not None and "query-status" in error.message
+
+
 async def test_a_vmm_that_is_killed_is_noticed_at_once(
     hypervisor: QemuHypervisor, disk: Disk, options: Options
 ) -> None:

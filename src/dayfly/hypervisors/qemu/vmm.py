@@ -15,7 +15,7 @@ from subprocess import Popen  # noqa: TID251 - the type only; `process.spawn` st
 from typing import Any
 
 import anyio
-from qemu.qmp import ConnectError, EventListener, ExecuteError, Message, QMPClient, StateError
+from qemu.qmp import EventListener, Message, QMPClient, QMPError
 
 from dayfly.errors import BootError, HostError
 from dayfly.hypervisors.qemu.tap import CONSOLE_HEAD, CONSOLE_TAIL, Tap
@@ -24,7 +24,7 @@ from dayfly.process import PIPE, kill_group, spawn
 GONE_TIMEOUT_S = 10.0
 STDERR_TAIL = 8 * 1024
 
-QMP_ERRORS = (ConnectError, ExecuteError, StateError, EOFError, OSError)
+QMP_ERRORS = (QMPError, EOFError, OSError)
 
 
 @dataclass
