@@ -41,6 +41,7 @@ from dayfly.model import (
     Disk,
     Frozen,
     Options,
+    Outcome,
     RolloutKey,
     RolloutRecord,
     RolloutSpec,
@@ -109,6 +110,8 @@ class JobFile(Frozen):
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     require_isolation: Literal["kvm", "tcg", "fake"] | None = None
     fork: bool = True
+    stop_after_oracle_failures: Annotated[int, Field(ge=0)] = 3
+    """Stop when the reference solutions of so many tasks fail in a row, beside other agents; 0: go on."""
     pull: PullPolicy = "missing"
     """When a registry is asked for an image: if it is not here, always once a job, or never."""
     force_build: bool = False
@@ -385,6 +388,8 @@ class JobResult:
     planned: int
     interrupted: bool = False
     seconds: float = 0.0
+    stopped: str = ""
+    """Why the job ended itself before its plan was done."""
 
     @property
     def exit_code(self) -> int:
@@ -415,6 +420,10 @@ class Run:
     interrupted: bool = False
     building: bool = False
     """A Dockerfile is being built, before the first rollout."""
+    stopped: str = ""
+    _oracle_failed: dict[str, None] = field(default_factory=dict)
+    """Tasks whose reference solution failed since one last passed."""
+    _work: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _index: Behind | None = field(init=False, default=None)
     _sharing: Sharing = field(init=False, default_factory=Sharing)
 
@@ -434,24 +443,24 @@ class Run:
             self.folder.recover()
             self.emit("job_started", job=plan.job_id, planned=plan.planned, done=len(plan.done))
             async with anyio.create_task_group() as group:
-                engine_scope = anyio.CancelScope()
                 if self.own_signals:
-                    await group.start(self._watch_signals, engine_scope)
+                    await group.start(self._watch_signals)
                 group.start_soon(self._watchdog)
                 if self.store is not None:
                     from dayfly.stores import Behind
 
                     self._index = Behind(self.store, self.index_failed)
                     group.start_soon(self._index.run)
-                with engine_scope:
+                with self._work:
                     await self._build_images()
                     await self._engine().run(plan.specs, self._run_one, self._done)
                 if self._index is not None:
                     await self._index.finish(INDEX_GRACE_S)
                 group.cancel_scope.cancel()
-            state = "cancelled" if self.interrupted else "finished"
+            state = "cancelled" if self.interrupted or self.stopped else "finished"
             self.emit("job_" + state, job=plan.job_id, records=len(self.records))
-        return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, seconds, self.stopped)
 
     async def _build_images(self) -> None:
         """Build the Dockerfiles of the rollouts to come, while no rollout needs the memory.
@@ -559,10 +568,27 @@ class Run:
             cause=record.cause.message if record.cause else None,
             seconds=round(record.finished_unix - record.started_unix, 3),
         )
+        self._stop_if_the_oracle_fails(record)
 
-    async def _watch_signals(
-        self, engine_scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]
-    ) -> None:
+    def _stop_if_the_oracle_fails(self, record: RolloutRecord) -> None:
+        """Where reference solutions fail in a row it is not the agents that got worse: a mirror, a base image.
+
+        Only in a job with an agent to be judged; one of oracle and no-op alone is a trial of the tasks.
+        """
+        most, kinds = self.plan.job_file.stop_after_oracle_failures, {a.name: a.kind for a in self.plan.agents}
+        judged = record.graded or record.outcome is Outcome.VERIFIER_ERROR
+        if not most or kinds[record.agent] != "oracle" or not judged or set(kinds.values()) <= set(WITHOUT_TOOLS):
+            return
+        if record.outcome is Outcome.PASSED:
+            self._oracle_failed.clear()
+            return
+        self._oracle_failed[record.task] = None
+        if len(self._oracle_failed) >= most and not self.stopped:
+            self.stopped = f"the reference solutions of {len(self._oracle_failed)} tasks failed in a row"
+            self.emit("oracle_fails", tasks=list(self._oracle_failed), message=self.stopped)
+            self._work.cancel()
+
+    async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """First signal: stop starting, collect, clean up. Second: leave at once; VMs die with us."""
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
@@ -572,7 +598,7 @@ class Run:
                     os._exit(130)
                 self.interrupted = True
                 self.emit("job_stopping", signal=signal.Signals(number).name, in_flight=self._dump())
-                engine_scope.cancel()
+                self._work.cancel()
 
     async def _watchdog(self) -> None:
         """Say what is in flight when a phase is over its limit: every wait has a bound, so this is a fault."""

@@ -104,6 +104,8 @@ class EventLines:
                 return f"retry {event_name(event)} after {event['outcome']}: {event['cause']}"
             case "job_stopping":
                 return f"{event['signal']}: stopping, collecting, cleaning up (again: leave at once)"
+            case "oracle_fails":
+                return f"stopping: {event['message']} ({', '.join(event['tasks'])})"
             case "job_killed":
                 return f"left at once; {len(event['in_flight'])} rollouts were going on"
             case "stalled":

@@ -315,6 +315,7 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
             "schema_version": 1,
             "id": result.job_id,
             "interrupted": result.interrupted,
+            "stopped": result.stopped or None,
             "seconds": round(result.seconds, 3),
             "summary": summary.model_dump(mode="json"),
         }
@@ -333,6 +334,9 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
     if result.interrupted:
         put(f"interrupted; go on with:  {_resume_command(plan)}")
         return
+    if result.stopped:
+        put(f"stopped: {result.stopped}; a base image, a mirror or the host may be at fault: see an oracle's logs")
+        put("(stop_after_oracle_failures in the job file says after how many; 0: never)")
     missing = result.planned - sum(r.graded for r in result.records)
     if missing:
         put(f"{missing} of {_count(result.planned, 'rollout')} without a verdict; again:  {_resume_command(plan)}")
