@@ -88,7 +88,7 @@ def registry(folder: Path) -> Iterator[str]:
 
 def push(folder: Path, reference: str, layers: list[bytes]) -> None:
     layout = folder / "layout"
-    make_oci_layout(layout, [gzip.compress(data, 1) for data in layers])
+    make_oci_layout(layout, [gzip.compress(data, 1, mtime=0) for data in layers])
     run("skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{layout}", f"docker://{reference}")
     shutil.rmtree(layout)
 
