@@ -278,14 +278,14 @@ def test_a_task_of_dockerfiles_alone_runs(tmp_path, base_disk, forget):
     """One for the agent's VM, one for the verifier's, which brings the tests."""
     task = tmp_path / "task"
     for path, text in {
-        "task.toml": 'schema_version = "1.4"\nartifacts = ["/work/result.txt"]\n'
+        "task.toml": 'schema_version = "1.4"\nartifacts = ["/srv/work/result.txt"]\n'
         "[environment]\nmemory_mb = 512\nstorage_mb = 256\n[verifier]\nenvironment_mode = 'separate'\n",
         "instruction.md": "Write done into result.txt.\n",
-        "environment/Dockerfile": "FROM dayfly/demo-base\nWORKDIR /work\nCOPY given.txt .\n",
+        "environment/Dockerfile": "FROM dayfly/demo-base\nWORKDIR /srv/work\nCOPY given.txt .\n",
         "environment/given.txt": f"given {tmp_path}\n",
         "solution/solve.sh": "#!/bin/sh\ntest -f given.txt && echo done > result.txt\n",
         "tests/Dockerfile": "FROM dayfly/demo-base\nCOPY test.sh /tests/\nRUN echo done >/wanted\n",
-        "tests/test.sh": "#!/bin/sh\ncmp /wanted /work/result.txt && r=1 || r=0\n"
+        "tests/test.sh": "#!/bin/sh\ncmp /wanted /srv/work/result.txt && r=1 || r=0\n"
         "echo $r > /logs/verifier/reward.txt\n",
     }.items():
         (task / path).parent.mkdir(parents=True, exist_ok=True)
