@@ -65,6 +65,10 @@ def layer(mib: int, seed: int) -> bytes:
     return write_tar(*members)
 
 
+def packed(data: bytes) -> bytes:
+    return gzip.compress(data, 1, mtime=0)  # without the time: a shared layer must have one digest
+
+
 @contextmanager
 def registry(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -88,7 +92,7 @@ def registry(folder: Path) -> Iterator[str]:
 
 def push(folder: Path, reference: str, layers: list[bytes]) -> None:
     layout = folder / "layout"
-    make_oci_layout(layout, [gzip.compress(data, 1, mtime=0) for data in layers])
+    make_oci_layout(layout, layers)
     run("skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{layout}", f"docker://{reference}")
     shutil.rmtree(layout)
 
@@ -128,10 +132,10 @@ def compare(work: Path, reference: str, samples: int) -> dict[str, float]:
 
 def sharing(work: Path, host: str, base: bytes, count: int) -> dict[str, float]:
     """`count` images: the same base, and 5 MiB of their own each."""
-    store, flat = ImageStore(work / "shared"), 0
+    store, flat, packed_base = ImageStore(work / "shared"), 0, packed(base)
     for number in range(count):
         own = layer(5, 1000 + number)
-        push(work, f"{host}/shared:{number}", [base, own])
+        push(work, f"{host}/shared:{number}", [packed_base, packed(own)])
         store.disk(store.pull(f"{host}/shared:{number}"))
         flat += len(base) + len(own)
     kept = sum(file.stat().st_blocks * 512 for file in (work / "shared").rglob("*") if file.is_file())
@@ -154,7 +158,11 @@ def main() -> None:
             rest = max(0, size - len(base) // MIB)
             parts = [min(LAYER_MIB, rest - at) for at in range(0, rest, LAYER_MIB)]
             reference = f"{host}/image:{size}"
-            push(Path(folder), reference, [base, *(layer(mib, seed) for seed, mib in enumerate(parts))])
+            push(
+                Path(folder),
+                reference,
+                [packed(base), *(packed(layer(mib, seed)) for seed, mib in enumerate(parts))],
+            )
             found[f"{size} MiB"] = compare(Path(folder), reference, given.samples)
         if given.sharing:
             found["sharing"] = sharing(Path(folder), host, base, given.sharing)
