@@ -52,6 +52,7 @@ def test_a_task_set_is_prepared_in_spite_of_a_failure(
     progress = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert [line.split("]")[0] for line in progress] == ["[1/3", "[2/3", "[3/3"]
     assert sum("disk" in line for line in progress) == 2
+    assert "\n  hint: " in done.stderr and "\\n" not in done.stderr
 
     done = dayfly("pull", tmp_path / "tasks/one", tmp_path / "tasks/two", "--json")
     assert done.exit_code == 0

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from dayfly.cli.display import EventLines
 from dayfly.errors import NeedsDecision, NotFoundError
 from dayfly.evidence import JobFolder
 from dayfly.images import ImageStore, PullLimits, Registries
@@ -200,3 +201,5 @@ def test_what_is_pulled_is_told(registry: Any, use: Any, make_task: Make, plan: 
     kinds = {e["event"]: e for e in events}
     assert kinds["image_pulled"]["image"] == f"{registry.host}/told/t:1" and kinds["image_pulled"]["bytes"] > 0
     assert kinds["image_failed"]["image"] == f"{registry.host}/told/absent:1"
+    told = EventLines().line(kinds["image_failed"] | {"hint": "one\ntwo"})
+    assert told is not None and told.endswith("(hint: one · two)")

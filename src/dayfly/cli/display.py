@@ -95,7 +95,8 @@ class EventLines:
             case "image_built":
                 return f"built in {event['seconds']:.0f} s; the log is {event['log']}"
             case "image_failed":
-                return f"error: {event['message']}\n  hint: {event['hint']}"
+                hint = " · ".join(str(event["hint"]).splitlines())  # one event, one line
+                return f"error: {event['message']}" + (f" (hint: {hint})" if hint else "")
             case "image_pulled":
                 return f"pulled {event['image']} in {event['seconds']:.1f} s, {event['bytes'] >> 20} MiB"
             case "image_retried":

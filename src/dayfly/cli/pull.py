@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,9 @@ from dayfly.errors import DayflyError, NotFoundError
 
 if TYPE_CHECKING:
     from dayfly.images import ImageStore, PullPolicy, Registries, Watch
+
+
+SHOWN_NAMES = 4
 
 
 def register(app: typer.Typer) -> None:
@@ -99,9 +102,11 @@ async def _pull_all(wanted: list[_Wanted], at_once: int) -> list[dict[str, Any]]
                 line = _line(row)
             except DayflyError as error:
                 row |= {"error": error.message, "cause": error.cause, "hint": error.hint}
-                line = f"failed: {error}"
+                line = f"failed: {error.message}"
             done += 1
             say(f"[{done}/{len(wanted)}] {item.name}: {line}")
+            for hint in str(row.get("hint") or "").splitlines():
+                say(f"  hint: {hint}")
 
     async with anyio.create_task_group() as group:
         for item, row in zip(wanted, rows, strict=True):
@@ -130,6 +135,12 @@ def _line(row: dict[str, Any]) -> str:
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
+
+
+def _some(names: Sequence[str]) -> str:
+    """A base can be shared by hundreds; `--json` has them all."""
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def image_inspect(
@@ -165,5 +176,5 @@ def image_inspect(
     for key, value in lines.items():
         put(f"{key:<13} {value}")
     put()
-    rows = [(layer.digest[:19], _mib(layer.bytes), ", ".join(layer.shared_with)) for layer in found.layers]
+    rows = [(layer.digest[:19], _mib(layer.bytes), _some(layer.shared_with)) for layer in found.layers]
     put_table(("layer", "size", "shared with"), rows, wrap="shared with")
