@@ -17,7 +17,6 @@ import anyio.to_thread
 from dayfly.errors import DayflyError, InfraError, NeedsDecision
 from dayfly.evidence import sha256_bytes
 from dayfly.images import Image, ImageStore, PullPolicy, Registries, Watch
-from dayfly.images.builder.stored import add_name
 from dayfly.images.faults import passes
 from dayfly.images.names import parse_reference
 from dayfly.model import Disk, ImageConfig
@@ -116,7 +115,7 @@ class ImageDisks:
                 hint="import the old image again, or pass --accept-changes",
             ) from error
         if self.store.find(name) is None:
-            add_name(self.store, image, name)
+            self.store.add_name(image, name)
         return image
 
     def _noted(self, name: str, watch: Watch, pull: Callable[[ImageStore], Image]) -> Image:

@@ -119,9 +119,8 @@ def _dockerfiles(_: QemuSettings) -> Check:
     """Only tasks with a Dockerfile need a builder, so without one the host is fit for all others."""
     from dayfly.images import ImageStore
     from dayfly.images.builder.builder_image import BUILDER_NAME
-    from dayfly.images.builder.stored import find_image
 
-    if find_image(ImageStore(), BUILDER_NAME) is not None:
+    if ImageStore().find(BUILDER_NAME) is not None:
         return Check("dockerfiles", "ok", f"the image of builder VMs is there: {BUILDER_NAME}")
     try:
         which("mmdebstrap", "")

@@ -139,7 +139,8 @@ def host_git(folder: Path) -> Git:
     """Git of the host on a repository's files from elsewhere; it sees nothing else of the host."""
     install = "install git and bubblewrap, or put git into the task's image"
     prlimit, bwrap, program = (str(which(name, install)) for name in ("prlimit", "bwrap", "git"))
-    sandbox = [prlimit, f"--as={2 * 1024**3}", f"--cpu={int(GIT_TIMEOUT_S)}", bwrap, "--unshare-all"]
+    sandbox = [prlimit, f"--as={2 * 1024**3}", f"--cpu={int(GIT_TIMEOUT_S)}", f"--fsize={MAX_OUTPUT + 1}", bwrap]
+    sandbox += ["--unshare-all"]
     sandbox += ["--die-with-parent", "--clearenv", "--ro-bind", "/usr", "/usr", "--dev", "/dev", "--proc", "/proc"]
     for name in ("/bin", "/lib", "/lib64"):
         place = Path(name)
@@ -153,10 +154,13 @@ def host_git(folder: Path) -> Git:
 
     async def git(arguments: Sequence[str], stdin: bytes) -> Answer:
         argv = [*sandbox, *SAFE, "--git-dir=/repository", *arguments]
-        done = await run_async(argv, input=stdin, timeout_s=GIT_TIMEOUT_S, check=False)
-        if len(done.stdout) > MAX_OUTPUT:
+        with tempfile.TemporaryFile() as out:  # a file, because prlimit bounds what is written to one
+            done = await run_async(argv, input=stdin, timeout_s=GIT_TIMEOUT_S, check=False, stdout=out)
+            out.seek(0)
+            printed = out.read(MAX_OUTPUT + 1)
+        if len(printed) > MAX_OUTPUT:
             raise NotRead(f"git {arguments[0]} printed too much")
-        return Answer(done.returncode, done.stdout)
+        return Answer(done.returncode, printed)
 
     return git
 

@@ -339,12 +339,15 @@ def lock_of(plan: Plan) -> dict[str, Any]:
     }
 
 
+CHANGES_NO_RESULT = ("concurrency", "pull", "stop_after_oracle_failures")
+"""Keys of a job file that a resume may change freely: how much is done, and when; images go by their digests."""
+
+
 def _drift(lock: Mapping[str, Any], recorded: JobFile, plan: Plan) -> Iterator[str]:
     """What is different from when the job was started, in words."""
     before, now = recorded.model_dump(mode="json"), plan.job_file.model_dump(mode="json")
     for key in before:
-        # How many at once changes no result, and images go by their digests.
-        if before[key] != now[key] and key not in ("concurrency", "pull"):
+        if before[key] != now[key] and key not in CHANGES_NO_RESULT:
             yield f"job file: {key} was {before[key]!r}, is {now[key]!r}"
     new = lock_of(plan)
     for kind in ("tasks", "agents"):

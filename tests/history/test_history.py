@@ -166,6 +166,12 @@ def test_gits_sandbox_sees_nothing_else_of_the_host(repository, tmp_path):
     assert answer.code != 0 and answer.out == b""
 
 
+def test_what_git_prints_is_bounded_where_it_is_written(repository):
+    place = repository("head -c 20000000 /dev/zero >big; git add big; git commit -qm big")
+    with pytest.raises(NotRead, match="printed too much"):
+        anyio.run(host_git(place), ("cat-file", "blob", "HEAD:big"), b"")
+
+
 def test_many_findings_become_a_few_lines(repository):
     script = "for n in $(seq 30); do echo $n > f; git commit -qam c$n; done; git tag t; git reset -q --hard HEAD~30"
     place = repository(script)

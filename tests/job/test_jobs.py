@@ -94,11 +94,15 @@ def test_a_larger_limit_and_an_added_task_are_seen(make_task, plan_job, run_fake
     assert (len(again.done), len(again.new)) == (1, 3)
 
 
-def test_concurrency_alone_is_no_change(make_task, plan_job, run_fake, tmp_path):
+def test_what_changes_no_result_is_no_change(make_task, plan_job, run_fake, tmp_path):
     make_task()
     plan = plan_job(["oracle"])
     run_fake(plan)
-    other = parse_job(plan.job_file.model_dump(mode="json") | {"concurrency": 3}, "test")
+    other = parse_job(
+        plan.job_file.model_dump(mode="json")
+        | {"concurrency": 3, "pull": "never", "stop_after_oracle_failures": 0},
+        "test",
+    )
     assert plan_resume(plan.job_id, tmp_path / "jobs", other).drifted == []
 
 

@@ -1,11 +1,11 @@
-"""The folder of a job, JOB = <jobs-dir>/<job-id>:
+"""The folder of a job, <jobs-dir>/<job-id>, holds:
 
-    JOB/job.json, lock.json, events.jsonl
-    JOB/rollouts/<task>/<agent>/<attempt>/            the attempt's result
-    JOB/rollouts/<task>/<agent>/<attempt>.retry-<n>/  an earlier start of it, not graded
-    JOB/rollouts/<task>/<agent>/<attempt>.changed-<n>/  from before task or agent changed
-    JOB/work/<rollout-id>/                            in progress
-    JOB/interrupted/<rollout-id>/                     what a killed controller left of one
+    job.json, lock.json, events.jsonl
+    rollouts/<task>/<agent>/<attempt>/            the attempt's result
+    rollouts/<task>/<agent>/<attempt>.retry-<n>/  an earlier start of it, not graded
+    rollouts/<task>/<agent>/<attempt>.changed-<n>/  from before task or agent changed
+    work/<rollout-id>/                            in progress
+    interrupted/<rollout-id>/                     what a killed controller left of one
 
 Every state between two system calls is one that `recover` brings forward: a rollout counts once its sealed
 folder is complete, wherever it lies.

@@ -158,10 +158,7 @@ class ImageStore:
         several images), `NotFoundError`, `ConfigError` (bad name, or env and the like for an image that
         has its own), `HostError`.
         """
-        reference = parse_reference(name)
-        if not reference.name or reference.digest:
-            raise ConfigError(f"an image is imported under a name, not {name!r}", hint="write name[:tag]")
-        config = None
+        kept, config = _name_to_keep(name), None
         if env or workdir or user:
             config = ImageConfig(
                 env=dict(env or {}), workdir=workdir or "/", user=user or "", architecture=self._architecture
@@ -171,8 +168,8 @@ class ImageStore:
             image_config(draft.config)
             list(walk_layers(draft.manifest))
             with self._changing():
-                self._publish(draft, reference.name)
-        return self.resolve(reference.name)
+                self._publish(draft, kept)
+        return self.resolve(kept)
 
     def resolve(self, ref: str) -> Image:
         """The image `name[:tag]`, `name[:tag]@digest` or `sha256:…` (at least 12 digits).
@@ -197,7 +194,16 @@ class ImageStore:
 
     def find(self, ref: str) -> Image | None:
         """As `resolve`, and None when it is not there."""
-        return None if self._find(parse_reference(ref)) is None else self.resolve(ref)
+        try:
+            return self.resolve(ref)
+        except NotFoundError:  # also when it is pruned at this moment
+            return None
+
+    def add_name(self, image: Image, name: str) -> None:
+        """Give an image a further name; one that is taken moves. Raises `ConfigError` for a bad name."""
+        kept = _name_to_keep(name)
+        with self._changing():
+            _write(self._name_file(kept), {"digest": image.digest})
 
     def pull(
         self,
@@ -673,3 +679,11 @@ def _folder(path: Path) -> Path:
 
 def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
+
+
+def _name_to_keep(name: str) -> str:
+    """As the store writes it. Raises `ConfigError` for what cannot name an image here."""
+    reference = parse_reference(name)
+    if not reference.name or reference.digest:
+        raise ConfigError(f"an image is kept under a name, not {name!r}", hint="write name[:tag]")
+    return reference.name

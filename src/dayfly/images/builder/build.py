@@ -27,7 +27,7 @@ from dayfly.images.builder.request import BuildPlan, BuildRequest, read_request
 from dayfly.images.builder.results import make_layout
 from dayfly.images.builder.settings import BuildSettings
 from dayfly.images.builder.stock import builder_disk
-from dayfly.images.builder.stored import StoredImage, add_name, find_image, stored
+from dayfly.images.builder.stored import StoredImage, stored
 from dayfly.images.locks import lock_shared, locked, try_locked
 from dayfly.images.store import Image, ImageStore
 from dayfly.protocols import Hypervisor
@@ -86,15 +86,15 @@ class ImageBuilder:
             )
         )
         log = self.folder / "logs" / f"{plan.key[:32]}.log"
-        image = None if renew else find_image(self.store, plan.image_name)
+        image = None if renew else self.store.find(plan.image_name)
         made = image is None
         if image is None:
             async with _held(self.folder / "locks" / plan.key[:32], request.timeout_s + DISK_TIMEOUT_S):
-                image = None if renew else find_image(self.store, plan.image_name)
+                image = None if renew else self.store.find(plan.image_name)
                 made = image is None
                 image = image or await self._make_once(plan, builder, log)
         if name:
-            await anyio.to_thread.run_sync(add_name, self.store, image, name)
+            await anyio.to_thread.run_sync(self.store.add_name, image, name)
         return Built(image, not made, log, time.monotonic() - begun)
 
     async def _make_once(self, plan: BuildPlan, builder: StoredImage | str, log: Path) -> Image:

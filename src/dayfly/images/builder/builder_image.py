@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dayfly.errors import HostError
-from dayfly.images.builder.stored import find_image
 from dayfly.images.locks import locked
 from dayfly.images.store import Image, ImageStore
 from dayfly.process import run, which
@@ -58,10 +57,10 @@ def ensure_builder(store: ImageStore, *, timeout_s: float = 900.0, say: Callable
 
     Raises `HostError` when it cannot be made.
     """
-    if (found := find_image(store, BUILDER_NAME)) is not None:
+    if (found := store.find(BUILDER_NAME)) is not None:
         return found
     with locked(scratch_folder() / "builder.lock", timeout_s, what="the builder image"):
-        if (found := find_image(store, BUILDER_NAME)) is not None:
+        if (found := store.find(BUILDER_NAME)) is not None:
             return found
         return make_builder(store, timeout_s=timeout_s, say=say)
 
