@@ -1,0 +1,1 @@
+"""Two agent versions side by side: which tasks can be compared, and what changed."""

@@ -1,0 +1,1 @@
+"""A policy applied to results: pass, fail, inconclusive or invalid."""

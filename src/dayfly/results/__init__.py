@@ -1,0 +1,1 @@
+"""What a job came to, gathered for comparing: by agent version and task."""

@@ -1,0 +1,145 @@
+"""What a comparison compares: one agent version's rollouts in one job, gathered by task. Data only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dayfly.model import Isolation, Outcome, VerifierClass
+
+MARKS: dict[tuple[Outcome, bool], str] = {
+    (Outcome.PASSED, True): "P",
+    (Outcome.FAILED, False): "F",
+    (Outcome.AGENT_TIMEOUT, True): "T",
+    (Outcome.AGENT_TIMEOUT, False): "t",
+    (Outcome.AGENT_ERROR, True): "E",
+    (Outcome.AGENT_ERROR, False): "e",
+    (Outcome.SANDBOX_OOM, True): "M",
+    (Outcome.SANDBOX_OOM, False): "m",
+    (Outcome.DISK_FULL, True): "D",
+    (Outcome.DISK_FULL, False): "d",
+    (Outcome.TAMPERED, False): "x",
+    (Outcome.PROVIDER_ERROR, False): "p",
+    (Outcome.INFRA_ERROR, False): "i",
+    (Outcome.VERIFIER_ERROR, False): "v",
+    (Outcome.CANCELLED, False): "c",
+    (Outcome.SKIPPED, False): "s",
+}
+"""One character for how an attempt ended, and whether it counts as passed (`report.is_pass`)."""
+MISSING = "."
+"""The mark of an attempt without a record."""
+PASSES = "PTEMD"
+FAILS = "Ftemdx"
+FAULTS = "piv"
+"""Not graded, for a cause that is not the agent's."""
+
+_OUTCOMES = {mark: outcome for (outcome, _), mark in MARKS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResults:
+    """One task's attempts by one agent version. Sums are over its graded attempts; None means unknown."""
+
+    task: str
+    task_digest: str
+    marks: str
+    """A character of `MARKS` per planned attempt, in order, or `MISSING`: everything counted comes from here."""
+    reward_sum: float = 0.0
+    """A graded attempt without a verdict has reward 0."""
+    seconds_sum: float = 0.0
+    tokens_sum: int | None = None
+    """In and out together; None unless known for every graded attempt."""
+    cost_sum: float | None = None
+    """US dollars; None unless known for every graded attempt."""
+    verifier_digest: str = ""
+    """sha256:… of what judges (tests, command, image and settings of the verifier); empty: not recorded."""
+    verifier_classes: tuple[VerifierClass, ...] = ()
+    isolation: tuple[Isolation, ...] = ()
+    disk_digests: tuple[str, ...] = ()
+    agent_limit_s: float | None = None
+    verifier_timeout_s: float | None = None
+    machine: tuple[int, int, int] | None = None
+    """CPUs, memory in MiB, storage in MiB."""
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The plain values of the task's metadata, as text."""
+
+    @property
+    def planned(self) -> int:
+        return len(self.marks)
+
+    @property
+    def passed(self) -> int:
+        return sum(map(self.marks.count, PASSES))
+
+    @property
+    def graded(self) -> int:
+        return self.passed + sum(map(self.marks.count, FAILS))
+
+    @property
+    def faults(self) -> int:
+        """Attempts lost to infrastructure, provider or verifier."""
+        return sum(map(self.marks.count, FAULTS))
+
+    @property
+    def rate(self) -> float | None:
+        """Share of the graded attempts that passed; None without any."""
+        return self.passed / self.graded if self.graded else None
+
+    @property
+    def flaky(self) -> bool:
+        return 0 < self.passed < self.graded
+
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(_OUTCOMES[m] for m in self.marks if m != MISSING)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One agent version in one job."""
+
+    job_id: str
+    job_name: str
+    agent: str
+    agent_digest: str
+    agent_kind: str
+    agent_options: Mapping[str, Any]
+    """As in the job file: model, prompt and the like are among them, if anywhere."""
+    attempts: int
+    """Planned per task."""
+    tasks: Mapping[str, TaskResults]
+    """Every planned task by name, in order of name; also one without any record."""
+    seed: int = 0
+    started_unix: float = 0.0
+    finished_unix: float = 0.0
+    host: Mapping[str, str] = field(default_factory=dict)
+    """Facts of the machine and its software (`dayfly`, `qemu`, `kernel`, `cpus`…); empty when not recorded."""
+    source: Literal["files", "index"] = "files"
+    problems: tuple[str, ...] = ()
+    """Records that cannot be read or are not as they were sealed, a sentence each."""
+    digest: str = ""
+    """sha256:… over tasks, digests and marks: names exactly these results."""
+    early_stop: Mapping[str, Any] | None = None
+    """What `run --gate` wrote into job.json, or None."""
+    job_planned: int = 0
+    """Of the whole job, all agents."""
+    job_graded: int = 0
+
+    @property
+    def planned(self) -> int:
+        return sum(t.planned for t in self.tasks.values())
+
+    @property
+    def graded(self) -> int:
+        return sum(t.graded for t in self.tasks.values())
+
+    @property
+    def faults(self) -> int:
+        return sum(t.faults for t in self.tasks.values())
+
+    @property
+    def label(self) -> str:
+        """`JOB:AGENT`, as a person names it."""
+        return f"{self.job_id}:{self.agent}"

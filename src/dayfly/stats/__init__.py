@@ -1,0 +1,1 @@
+"""Formulas of comparisons and gates: pure functions of numbers, each with its source."""
