@@ -63,7 +63,9 @@ SCRIPTED = {
     "serve-sums": 1,
     "write-shell-tool": 0.75,
 }
-WORSE = {"fix-config": 0, "query-sqlite": 0, "csv-to-json": 1}
+WORSE = dict.fromkeys(
+    ("csv-to-json", "find-file", "fix-config", "fix-failing-test", "parallel-checksums", "query-sqlite"), 0
+)
 
 
 def run_scripted(bench: Bench, task: str, plan: str) -> float | None:

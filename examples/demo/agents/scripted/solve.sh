@@ -187,6 +187,43 @@ half_fix_config() {
     python3 gateway.py check
 }
 
+half_fix_failing_test() {
+    # One of the two bugs.
+    cat >>money.py <<'PYTHON'
+
+
+def split_bill(cents, people):
+    return [cents // people + (number < cents % people) for number in range(people)]
+PYTHON
+}
+
+half_csv_to_json() {
+    # Takes names as they are written, and forgets to sort.
+    python3 - <<'PYTHON'
+import csv, json
+
+people = {}
+for row in csv.DictReader(open("orders.csv", newline="", encoding="utf-8")):
+    if row["price"]:
+        one = people.setdefault(row["customer"], {"customer": row["customer"], "orders": 0, "cents": 0, "items": []})
+        one["orders"] += 1
+        one["cents"] += int(row["quantity"]) * int(row["price"].replace(",", ""))
+        one["items"].append(row["item"])
+json.dump(list(people.values()), open("customers.json", "w"))
+PYTHON
+}
+
+half_find_file() {
+    # The first file will do.
+    (cd inbox && find . -type f | sort | sed -n '1s|^\./||p') >answer.txt
+}
+
+half_parallel_checksums() {
+    # Only what the shell's first guess finds.
+    nproc >cpus.txt
+    printf '%s\n' data/*1* | xargs -n 4 sha256sum | sort -k 2 >SHA256SUMS
+}
+
 half_query_sqlite() {
     # Takes the member's home branch for the book's branch.
     sqlite3 -batch -separator , library.db >answer.csv <<'SQL'
