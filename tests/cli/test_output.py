@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dayfly.cli
-from dayfly.cli.output import visible
+from dayfly.text import visible
 
 BARE = ast.JoinedStr | ast.BinOp
 CLI = Path(dayfly.cli.__file__).parent

@@ -19,24 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# C0 and C1 controls, line separators, what reorders or hides text, and half characters that no encoding has.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+from dayfly.text import UNSAFE, escape, visible
+
 # A log keeps its lines and its colours (as `less -R` does); cursor movements, titles and the like are shown.
 _UNSAFE_IN_LOG = re.compile(r"(\x1b\[[0-9;]*m|[\n\t]|\r(?=\n))|([\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069])")
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
-
-
-def visible(text: str) -> str:
-    """The text on one line, with every character that is not plain text written as an escape."""
-    return _UNSAFE.sub(lambda m: _NAMES.get(m[0]) or _escape(m[0]), text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def styled(text: str, style: str = "") -> Text:
@@ -80,7 +69,7 @@ def _json(value: Any, indent: int | None) -> str:
     unicode = "utf" in (sys.stdout.encoding or "").lower() if sys.stdout else True
     text = json.dumps(value, indent=indent, ensure_ascii=not unicode, default=str)
     # These occur within strings only, where JSON takes \uXXXX for them; line breaks are layout.
-    return _UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+    return UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
 
 
 def put_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], wrap: str | None = None) -> None:
@@ -114,7 +103,7 @@ def terminal_columns() -> int:
 def put_bytes(data: bytes) -> None:
     """Output of a guest on standard output: byte for byte, but on a terminal only what is harmless there."""
     if sys.stdout.isatty():
-        shown = _UNSAFE_IN_LOG.sub(lambda m: m[1] or _escape(m[2]), data.decode("utf-8", "replace"))
+        shown = _UNSAFE_IN_LOG.sub(lambda m: m[1] or escape(m[2]), data.decode("utf-8", "replace"))
         _write(sys.stdout, shown)
         return
     sys.stdout.flush()
