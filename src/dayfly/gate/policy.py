@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from dayfly.compare.model import Allowed
 from dayfly.model import Frozen, Isolation, VerifierClass
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+MetricName = Annotated[str, Field(pattern=r"^(score|reward|seconds|tokens|cost_usd|pass[@^][1-9][0-9]{0,2})$")]
 Tier = Literal["critical", "supporting", "advisory"]
 """critical: must be shown to hold. supporting: blocks when shown not to hold; lack of evidence does not.
 advisory: shown only."""
@@ -53,15 +54,17 @@ class MetricRule(Frozen):
     pass@K and pass^K, a share of the baseline for seconds, tokens and cost_usd. `min` and `max` are absolute.
     """
 
-    margin: Annotated[float, Field(ge=0)] | None = None
-    min: float | None = None
-    max: float | None = None
+    margin: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    min: FiniteFloat | None = None
+    max: FiniteFloat | None = None
     tier: Tier = "critical"
 
     @model_validator(mode="after")
     def _something(self) -> MetricRule:
         if self.margin is None and self.min is None and self.max is None:
             raise ValueError("give at least one of margin, min and max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         return self
 
 
@@ -71,7 +74,7 @@ class Confirm(Frozen):
 
 
 class EarlyStop(Frozen):
-    alpha_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    alpha_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
     """Of alpha: what `run --gate` spends on looking while rollouts come in; the rest is the final test's."""
 
 
@@ -79,14 +82,14 @@ class Policy(Frozen):
     """`gate.yaml`."""
 
     name: str = "gate"
-    alpha: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    alpha: Annotated[FiniteFloat, Field(gt=0, le=0.5)] = 0.05
     """One-sided error of each decision."""
     coverage: Coverage = Coverage()
     require: Require = Require()
     infra: Infra = Infra()
     allow_differences: tuple[Allowed, ...] = ()
     """Differences between the sides that are meant; a task, its verifier and its digest are never among them."""
-    metrics: dict[str, MetricRule] = {}
+    metrics: dict[MetricName, MetricRule] = {}
     """By name: score, reward, pass@K, pass^K, seconds, tokens, cost_usd."""
     multiplicity: Literal["holm", "none"] = "holm"
     """How the p values of the metrics are corrected for being several."""
@@ -104,6 +107,22 @@ class Policy(Frozen):
     on_inconclusive: Literal["block", "fail", "allow"] = "block"
     """Exit code 3, 1 or 0; the verdict is called inconclusive all the same."""
     early_stop: EarlyStop = EarlyStop()
+
+    @model_validator(mode="after")
+    def _shares(self) -> Policy:
+        for name, rule in self.metrics.items():
+            if not is_share(name):
+                continue
+            for key in ("margin", "min", "max"):
+                value = getattr(rule, key)
+                if value is not None and not 0 <= value <= 1:
+                    raise ValueError(f"metrics.{name}.{key}: {value:g} is no share; 0.05 is five points")
+        return self
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1 whatever happens."""
+    return metric == "score" or metric.startswith("pass")
 
 
 class QuarantineEntry(Frozen):
