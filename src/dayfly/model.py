@@ -559,3 +559,12 @@ class RolloutRecord(Frozen):
     @property
     def graded(self) -> bool:
         return self.outcome in GRADED
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is graded and counts as passed: its verdict decides, but for tampering."""
+        if self.outcome is Outcome.TAMPERED or not self.graded:
+            return False
+        if self.verdict is not None:
+            return self.verdict.passed
+        return self.outcome is Outcome.PASSED

@@ -132,7 +132,7 @@ def _summarise(
     rewards: dict[str, list[float]] = defaultdict(list)
     for record in results:
         if record.graded:
-            passes[record.task].append(is_pass(record))
+            passes[record.task].append(record.passes)
             rewards[record.task].append(record.reward or 0.0)
     trials = {task: (len(p), sum(p)) for task, p in passes.items()}
     every = [trials.get(task, (0, 0)) for task in {r.task for r in results}]
@@ -174,15 +174,6 @@ def _total(planned: int, results: Sequence[RolloutRecord], agents: Sequence[Agen
     if len(agents) == 1:
         return agents[0].model_copy(update={"agent": "total"})
     return _count("total", planned, results)
-
-
-def is_pass(record: RolloutRecord) -> bool:
-    """Whether a graded rollout counts as passed: its verdict decides, but for tampering."""
-    if record.outcome is Outcome.TAMPERED or not record.graded:
-        return False
-    if record.verdict is not None:
-        return record.verdict.passed
-    return record.outcome is Outcome.PASSED
 
 
 # --- statistics ----------------------------------------------------------------------------------

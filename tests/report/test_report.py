@@ -14,7 +14,6 @@ from dayfly.model import Outcome, RolloutRecord, Usage, Verdict, VerifierClass
 from dayfly.report import (
     HEADER,
     format_seconds,
-    is_pass,
     pass_all_k,
     pass_at_k,
     render_markdown,
@@ -119,7 +118,7 @@ def test_score_is_the_mean_over_tasks_not_over_rollouts() -> None:
 
 
 def test_tampering_fails_even_with_a_passing_verdict() -> None:
-    assert not is_pass(record(Outcome.TAMPERED, passed=True))
+    assert not record(Outcome.TAMPERED, passed=True).passes
     (agent,) = summarise(1, [record(Outcome.TAMPERED)]).agents
     assert (agent.score, agent.mean_reward, agent.coverage) == (0.0, 0.0, 1.0)
 

@@ -27,7 +27,7 @@ MARKS: dict[tuple[Outcome, bool], str] = {
     (Outcome.CANCELLED, False): "c",
     (Outcome.SKIPPED, False): "s",
 }
-"""One character for how an attempt ended, and whether it counts as passed (`report.is_pass`)."""
+"""One character for how an attempt ended, and whether it counts as passed (`RolloutRecord.passes`)."""
 MISSING = "."
 """The mark of an attempt without a record."""
 PASSES = "PTEMD"
