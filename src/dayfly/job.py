@@ -50,6 +50,7 @@ from dayfly.model import (
 )
 from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
+from dayfly.results.host import host_facts
 from dayfly.rollout import STEPS_REBOOTED, Context, agent_limit_s, room_for, run_rollout
 from dayfly.sharing import Sharing
 
@@ -318,6 +319,8 @@ def _seed(job_seed: int, key: RolloutKey) -> int:
 
 def lock_of(plan: Plan) -> dict[str, Any]:
     """`lock.json`: the exact versions of everything that the job uses."""
+    from dayfly.tasks import plain_metadata, verifier_digest
+
     return {
         "schema_version": 1,
         "dayfly_version": dayfly.__version__,
@@ -330,6 +333,9 @@ def lock_of(plan: Plan) -> dict[str, Any]:
                 "verifier_class": (plan.job_file.verifier_class or t.verifier_class).value,
                 "agent_limit_s": agent_limit_s(plan.job_file.options(), t),
                 "verifier_timeout_s": t.verifier_timeout_s,
+                "verifier_digest": verifier_digest(t),
+                "tags": list(t.tags),
+                "metadata": plain_metadata(t),
             }
             for t in plan.tasks
         },
@@ -679,7 +685,7 @@ async def run_job(
             own_signals=own_signals,
         )
         build_disk.on_built = run.image_built
-        run.folder = _open_folder(plan, disks.digests)
+        run.folder = _open_folder(plan, disks.digests, host_facts(hypervisor))
         for event in told:
             run.folder.event(event)
         disks.tell = run.emit
@@ -735,9 +741,9 @@ async def evaluate(
     return result.records[0]
 
 
-def _open_folder(plan: Plan, images: dict[str, str]) -> JobFolder:
+def _open_folder(plan: Plan, images: dict[str, str], host: dict[str, str]) -> JobFolder:
     """The job's folder, made now for a new job; with accepted changes, its plan is replaced."""
-    lock = lock_of(plan) | {"images": images}
+    lock = lock_of(plan) | {"images": images, "host": host}
     job = {
         "schema_version": 1,
         "id": plan.job_id,

@@ -10,6 +10,7 @@ from dayfly.tasks.files import (
     select,
 )
 from dayfly.tasks.find import find_tasks
+from dayfly.tasks.judged_by import plain_metadata, verifier_digest
 from dayfly.tasks.load import choose_verifier_class, load_task, strip_canary
 from dayfly.tasks.schema import TaskFile, task_json_schema
 from dayfly.tasks.understood import Field, understood
@@ -23,6 +24,7 @@ __all__ = [
     "digest_of_files",
     "find_tasks",
     "load_task",
+    "plain_metadata",
     "read_task_files",
     "resolve_env",
     "script_command",
@@ -30,4 +32,5 @@ __all__ = [
     "strip_canary",
     "task_json_schema",
     "understood",
+    "verifier_digest",
 ]
