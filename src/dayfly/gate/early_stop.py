@@ -1,0 +1,430 @@
+"""Stopping a candidate's job early: as soon as its gate would block it, or nothing can decide any more.
+
+How it works. The tasks that both sides can be compared on are done in a random order that the job's seed fixes
+(tasks of one cluster together, all attempts of a task one after the other). When all rollouts of the next task in
+that order are final, its difference d = (share passed by the candidate) − (share passed by the baseline) is added
+to the evidence E: the mean, over p from ½ to 1 (q = 1 − p), of a product with a factor per task,
+
+    2·p^|d| / (p^|d| + q^|d|) for a loss,    2·q^|d| / (p^|d| + q^|d|) for a gain.
+
+With one attempt each that is 2^(m+1)·B(b+1, c+1)·P(Beta(b+1, c+1) > ½) for b regressions and c improvements.
+
+Why it is valid. If the candidate is no other than the baseline, then for each task, whatever its |d| and whatever
+came before, losing and gaining are equally likely. Each factor then has the mean 1, so E is a martingale that
+starts at 1 (a mean over p of such products is one, too), and by Ville's inequality it ever reaches 1/α with a
+chance of at most α. Looking after every task therefore costs nothing. It blocks when E ≥ 1/(alpha·alpha_share)
+and the mean difference is at least the margin; the final test gets alpha·(1 − alpha_share), and by the union bound
+both together fail an identical agent in at most alpha of the jobs. Three things keep that true:
+
+- evidence is taken over the longest *finished prefix* of the order only. Which rollouts happen to be ready first
+  is no random choice: timeouts are late;
+- the unit is the task (or the cluster), as in the final test: attempts of one task are not independent evidence
+  about agents that differ but are equally good;
+- `recheck` computes all of it anew from the records: a job's word that it was stopped is never taken for it.
+
+The job stops as futile, too, when even all remaining tasks going one way could neither block, nor fail the final
+test, nor pass it. That never fails an agent, so it costs no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dayfly.errors import ConfigError
+from dayfly.gate.policy import Policy
+from dayfly.gate.verdict import EarlyStopped
+from dayfly.model import Frozen
+from dayfly.results.side import FAILS, MISSING, PASSES, Side, TaskResults
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NOT_FINAL = MISSING + "cs"
+"""Marks of attempts that still may get a verdict: none yet, cancelled, skipped."""
+FUTILITY_LOOKS = 20
+"""How often futility is asked about at most; it costs two whole final tests each time."""
+_GRADED = PASSES + FAILS
+_TINY = 1e-12
+
+
+class BaselineRef(Frozen):
+    job: str
+    agent: str
+    results_digest: str
+
+
+class EarlyStopTerms(Frozen):
+    """`early_stop` of job.json: what was settled before the first rollout."""
+
+    schema_version: int = 1
+    policy_name: str
+    policy_digest: str
+    agent: str
+    """The candidate."""
+    alpha: Annotated[float, Field(gt=0, lt=1)]
+    """What looking early may spend."""
+    margin: Annotated[float, Field(ge=0)]
+    seed: int
+    baseline: BaselineRef
+    order: tuple[str, ...] = ()
+    """Tasks as they are done. For people; `recheck` makes it anew from the seed."""
+
+
+def terms_of(policy: Policy, policy_digest: str, base: Side, agent: str, seed: int) -> EarlyStopTerms:
+    """What `run --gate` promises. Raises `ConfigError` for a policy without a margin of the score."""
+    rule = policy.metrics.get("score")
+    if rule is None or rule.margin is None:
+        raise ConfigError(
+            f"policy {policy.name!r} names no margin of the score, so it cannot stop a job",
+            hint="add `metrics: {score: {margin: 0.05}}` to it, or run without --gate and use `dayfly gate`",
+        )
+    return EarlyStopTerms(
+        policy_name=policy.name,
+        policy_digest=policy_digest,
+        agent=agent,
+        alpha=policy.alpha * policy.early_stop.alpha_share,
+        margin=rule.margin,
+        seed=seed,
+        baseline=BaselineRef(job=base.job_id, agent=base.agent, results_digest=base.digest),
+    )
+
+
+# --- the order -----------------------------------------------------------------------------------
+
+
+def order_of(tasks: Iterable[str], seed: int, clusters: Mapping[str, str] | None = None) -> list[list[str]]:
+    """The units of evidence in the order of the seed; a unit is a task, or the tasks of one cluster.
+
+    Sorted by a digest of seed and name: random as far as results are concerned, the same on every machine and
+    Python, and a task more or less leaves the others where they are.
+    """
+    units: dict[tuple[str, str], list[str]] = {}
+    for task in sorted(tasks):
+        cluster = (clusters or {}).get(task)
+        units.setdefault(("task", task) if cluster is None else ("cluster", cluster), []).append(task)
+
+    def rank(kind: str, name: str) -> bytes:
+        return hashlib.sha256(f"{seed}\0{kind}\0{name}".encode("utf-8", "surrogatepass")).digest()
+
+    return [
+        sorted(tasks, key=lambda t: rank("task", t))
+        for _, tasks in sorted(units.items(), key=lambda u: rank(*u[0]))
+    ]
+
+
+def clusters_of(base: Side, cluster_by: str | None) -> dict[str, str]:
+    """Task → cluster, from the baseline's metadata: what is compared has the same on both sides."""
+    if cluster_by is None:
+        return {}
+    return {t.task: t.metadata[cluster_by] for t in base.tasks.values() if cluster_by in t.metadata}
+
+
+# --- the evidence --------------------------------------------------------------------------------
+
+
+@cache
+def _bets() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """log(q/p) and log weight of the mixture's points.
+
+    Any weights that sum to 1 make a valid mixture; these points (Gauss–Legendre) make it the integral above.
+    """
+    import numpy as np
+
+    points, weights = np.polynomial.legendre.leggauss(200)
+    p = 0.75 + points / 4
+    return np.log1p(-p) - np.log(p), np.log(weights / 2)
+
+
+@cache
+def _log_factors(difference: float) -> NDArray[np.float64]:
+    """Logarithm of one task's factor, at each point of the mixture; `difference` > 0 is a gain."""
+    import numpy as np
+
+    log_odds, _ = _bets()  # of q against p, negative
+    return math.log(2) - np.logaddexp(0.0, -log_odds * difference)
+
+
+class Evidence:
+    """E, and what it was made of, over the tasks looked at so far."""
+
+    def __init__(self) -> None:
+        self._logs: Any = 0.0
+        self.regressions = 0
+        self.improvements = 0
+        self.pairs = 0
+        self._sum = 0.0
+
+    def add(self, differences: Sequence[float], scale: int = 1) -> None:
+        """Take in one unit: the difference of each of its tasks. `scale`: tasks of the largest unit."""
+        self.pairs += len(differences)
+        self.regressions += sum(d < 0 for d in differences)
+        self.improvements += sum(d > 0 for d in differences)
+        together = math.fsum(differences)
+        self._sum += together
+        if abs(together) > _TINY:
+            self._logs = self._logs + _log_factors(round(together / scale, 9))
+
+    def copy(self) -> Evidence:
+        other = Evidence()
+        other.__dict__.update(self.__dict__)
+        return other
+
+    @property
+    def log(self) -> float:
+        import numpy as np
+
+        return float(np.logaddexp.reduce(self._logs + _bets()[1]))
+
+    @property
+    def value(self) -> float:
+        return math.exp(min(self.log, 600.0))
+
+    @property
+    def delta(self) -> float:
+        """Mean difference over the tasks looked at."""
+        return self._sum / self.pairs if self.pairs else 0.0
+
+    def blocks(self, alpha: float, margin: float) -> bool:
+        return self.delta <= -margin + _TINY and self.delta < 0 and self.log >= -math.log(alpha) - _TINY
+
+
+# --- the watch -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Planned:
+    """One comparable task: the baseline's marks, and the candidate's as they come in."""
+
+    base_marks: str
+    marks: list[str]
+    floor: float
+    """Share of attempts that must be graded on each side, or the task is no pair."""
+
+    @property
+    def final(self) -> bool:
+        return not any(m in NOT_FINAL for m in self.marks)
+
+    def open(self) -> _Planned:
+        """The same as if nothing of it were finished."""
+        return _Planned(self.base_marks, [MISSING] * len(self.marks), self.floor)
+
+    def trial(self, rest: str = "") -> tuple[int, int, int, int] | None:
+        """Graded and passed attempts of baseline and candidate, or None for too few of them.
+
+        `rest`: the mark that attempts without a verdict shall be thought to get.
+        """
+        counts = (*_graded(self.base_marks), *_graded(self._with(rest)))
+        least = max(self.floor * len(self.marks), 1) - _TINY
+        return counts if counts[0] >= least and counts[2] >= least else None
+
+    def difference(self, rest: str = "") -> float | None:
+        """Candidate − baseline over the attempts that both have graded; None when it is no pair.
+
+        Equal numbers on both sides make gains and losses equally likely for an identical agent.
+        """
+        both = [
+            (b, m) for b, m in zip(self.base_marks, self._with(rest), strict=True) if b in _GRADED and m in _GRADED
+        ]
+        if not both or self.trial(rest) is None:
+            return None
+        return sum((m in PASSES) - (b in PASSES) for b, m in both) / len(both)
+
+    def _with(self, rest: str) -> str:
+        return "".join(rest if rest and m in NOT_FINAL else m for m in self.marks)
+
+
+def _graded(marks: str) -> tuple[int, int]:
+    passed = sum(m in PASSES for m in marks)
+    return passed + sum(m in FAILS for m in marks), passed
+
+
+class EarlyStopWatch:
+    """Takes in the candidate's results as they come, and says when to stop.
+
+    `comparable`: the candidate's tasks that may be compared with the baseline's; their marks may be unknown yet.
+    """
+
+    def __init__(
+        self,
+        terms: EarlyStopTerms,
+        policy: Policy,
+        base: Side,
+        comparable: Mapping[str, TaskResults],
+        clusters: Mapping[str, str] | None = None,
+    ) -> None:
+        self.terms = terms
+        self.threshold = 1 / terms.alpha
+        self.final_alpha = policy.alpha * (1 - policy.early_stop.alpha_share)
+        self.clusters = dict(clusters or {})
+        self.stopped: EarlyStopped | None = None
+        self.evidence = Evidence()
+        self._planned: dict[str, _Planned] = {}
+        for name, task in comparable.items():
+            theirs = base.tasks[name].marks
+            common = min(len(theirs), len(task.marks))  # attempts that only one side planned pair with nothing
+            self._planned[name] = _Planned(theirs[:common], list(task.marks[:common]), policy.coverage.task)
+        self._units = order_of(self._planned, terms.seed, self.clusters)
+        self._scale = max(map(len, self._units), default=1)
+        self._looked = 0
+        self._futility_every = max(1, math.ceil(len(self._units) / FUTILITY_LOOKS))
+        self._futility = only_score_decides(policy)
+
+    def add(self, task: str, attempt: int, mark: str) -> EarlyStopped | None:
+        """Take in one attempt's mark (see `results.side.MARKS`); why to stop, from then on."""
+        planned = self._planned.get(task)
+        if planned is not None and attempt <= len(planned.marks):
+            planned.marks[attempt - 1] = mark
+        return self.look()
+
+    def look(self) -> EarlyStopped | None:
+        """Go on along the order, as far as it is finished."""
+        while self.stopped is None and self._looked < len(self._units):
+            unit = [self._planned[t] for t in self._units[self._looked]]
+            if not all(p.final for p in unit):
+                break
+            self._looked += 1
+            self._take(self.evidence, unit)
+            self.stopped = self._verdict()
+        return self.stopped
+
+    def _verdict(self) -> EarlyStopped | None:
+        if self.evidence.blocks(self.terms.alpha, self.terms.margin):
+            return self._say("blocked")
+        last = self._looked == len(self._units)  # then the final test decides
+        if self._futility and not last and self._looked % self._futility_every == 0 and not self._can_decide():
+            return self._say("futile")
+        return None
+
+    def _take(self, evidence: Evidence, unit: Iterable[_Planned], rest: str = "") -> None:
+        differences = [d for p in unit if (d := p.difference(rest)) is not None]
+        if differences:
+            evidence.add(differences, self._scale)
+
+    def _say(self, kind: Any) -> EarlyStopped:
+        e = self.evidence
+        return EarlyStopped(
+            kind=kind,
+            regressions=e.regressions,
+            improvements=e.improvements,
+            pairs=e.pairs,
+            evidence=e.value,
+            threshold=self.threshold,
+        )
+
+    # --- what can still happen
+
+    def _can_decide(self) -> bool:
+        return self._can_block() or self._can_fail() or self._can_pass()
+
+    def _can_block(self) -> bool:
+        """Whether the evidence would suffice if the candidate failed all that is left."""
+        worst = self.evidence.copy()
+        for unit in self._units[self._looked :]:
+            self._take(worst, [self._planned[name].open() for name in unit], rest="F")
+            if worst.blocks(self.terms.alpha, self.terms.margin):
+                return True
+        return False
+
+    def _can_fail(self) -> bool:
+        p = self._final(rest="F").p_beyond_margin
+        return p is not None and p <= self.final_alpha
+
+    def _can_pass(self) -> bool:
+        return bool(self._final(rest="P").low >= -self.terms.margin)
+
+    def _final(self, rest: str) -> Any:
+        """The final test, if all attempts that are left went one way."""
+        from dayfly.stats import estimate_rates
+
+        done = {t for unit in self._units[: self._looked] for t in unit}
+        trials, clusters = [], []
+        for name, planned in self._planned.items():
+            # What finished out of order is not looked at yet: it counts as open.
+            shown = planned if name in done else planned.open()
+            if (trial := shown.trial(rest)) is not None:
+                trials.append(trial)
+                clusters.append(self.clusters.get(name, f"\0{name}"))
+        return estimate_rates(
+            trials,
+            clusters=clusters if self.clusters else None,
+            alpha=self.final_alpha,
+            margin=self.terms.margin,
+        )
+
+
+def only_score_decides(policy: Policy) -> bool:
+    """Whether nothing but the score's margin could fail a candidate: only then its futility is the gate's."""
+    others = [r for name, r in policy.metrics.items() if name != "score" and r.tier != "advisory"]
+    score = policy.metrics["score"]
+    return not (
+        others or policy.must_pass or policy.no_regression or score.min is not None or score.max is not None
+    )
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+def recheck(
+    policy: Policy,
+    policy_digest: str,
+    candidate: Side,
+    baseline: Side | None,
+    *,
+    quarantined: Collection[str] = (),
+) -> EarlyStopped | None:
+    """What a job that ran with a gate amounts to, from its marks alone; None: it was not stopped early.
+
+    The order is made anew from the seed that job.json gives. Another policy or other results of the baseline than
+    the job was started with: not stopped early, so the coverage floors decide.
+    """
+    terms = read_terms(candidate.early_stop)
+    if terms is None or baseline is None or terms.policy_digest != policy_digest:
+        return None
+    if terms.baseline.results_digest != baseline.digest or terms.agent != candidate.agent:
+        return None
+    expected = terms_of(policy, policy_digest, baseline, candidate.agent, terms.seed)
+    if (expected.alpha, expected.margin) != (terms.alpha, terms.margin):
+        return None
+    comparable = comparable_tasks(policy, baseline, candidate.tasks, quarantined)
+    watch = EarlyStopWatch(terms, policy, baseline, comparable, clusters_of(baseline, policy.cluster_by))
+    stopped = watch.look()
+    complete = all(m not in NOT_FINAL for t in candidate.tasks.values() for m in t.marks)
+    return None if stopped is not None and stopped.kind == "futile" and complete else stopped
+
+
+def read_terms(data: Mapping[str, Any] | None) -> EarlyStopTerms | None:
+    """`early_stop` of a job.json; None when there is none, or none that we know."""
+    try:
+        return EarlyStopTerms.model_validate(data) if data else None
+    except ValidationError:
+        return None
+
+
+def comparable_tasks(
+    policy: Policy, base: Side, tasks: Mapping[str, TaskResults], quarantined: Collection[str] = ()
+) -> dict[str, TaskResults]:
+    """The candidate's tasks that may be compared with the baseline's, by what is known before any rollout."""
+    return {
+        name: task
+        for name, task in tasks.items()
+        if name not in quarantined
+        and name in base.tasks
+        and _same(base.tasks[name], task, policy.allow_differences)
+    }
+
+
+def _same(base: TaskResults, task: TaskResults, allowed: Collection[str]) -> bool:
+    limits = [(t.agent_limit_s, t.verifier_timeout_s, t.machine) for t in (base, task)]
+    return (
+        base.task_digest == task.task_digest
+        and base.verifier_digest == task.verifier_digest
+        and (limits[0] == limits[1] or "limits" in allowed)
+    )
