@@ -12,10 +12,11 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,6 +34,17 @@ from dayfly.disks import ImageDisks, locked_digests
 from dayfly.engines.local import Admission, Capacity, LocalEngine
 from dayfly.errors import ConfigError, DayflyError, NeedsDecision, TaskError
 from dayfly.evidence import JobFolder, canonical_json, new_job_id, new_rollout_id, sha256_bytes
+from dayfly.gate.early_stop import (
+    EarlyStopTerms,
+    EarlyStopWatch,
+    clusters_of,
+    comparable_tasks,
+    mark_of,
+    read_terms,
+    terms_of,
+)
+from dayfly.gate.load import LoadedPolicy
+from dayfly.gate.verdict import EarlyStopped
 from dayfly.images import ImageStore, PullPolicy, Registries
 from dayfly.images.builder import Built, load_settings
 from dayfly.model import (
@@ -51,6 +63,7 @@ from dayfly.model import (
 from dayfly.protocols import Agent, AgentResult, Hypervisor, Store, Vm
 from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, make_verifier
 from dayfly.results.host import host_facts
+from dayfly.results.side import MISSING, Side, TaskResults
 from dayfly.rollout import STEPS_REBOOTED, Context, agent_limit_s, room_for, run_rollout
 from dayfly.sharing import Sharing
 
@@ -161,6 +174,29 @@ def parse_job(data: Mapping[str, Any], where: str) -> JobFile:
         raise ConfigError(f"{where}: {key}: {first['msg']}", hint=hint) from e
 
 
+def choose_tasks(job: JobFile, base_dir: Path, patterns: Sequence[str]) -> JobFile:
+    """The job file with only those of its tasks whose name is like one of `patterns` (as in a shell).
+
+    Raises `ConfigError` for a pattern that no task is like.
+    """
+    from dayfly.tasks import find_tasks, load_task
+
+    folders = find_tasks([_below(base_dir, t) for t in job.tasks])
+    named = [(load_task(f, strict=False, force_build=job.force_build).name, f) for f in folders]
+    names = [name for name, _ in named]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"its tasks: {', '.join(names[:10])}"
+            raise ConfigError(f"no task of this job is called {pattern!r}", hint=hint)
+    chosen = [f for name, f in named if any(fnmatchcase(name, p) for p in patterns)]
+    return job.model_copy(update={"tasks": [str(_seen_from(base_dir, f)) for f in chosen]})
+
+
+def _seen_from(base_dir: Path, path: Path) -> Path:
+    return path.relative_to(base_dir) if path.is_relative_to(base_dir) else path.absolute()
+
+
 # --- the plan ------------------------------------------------------------------------------------
 
 
@@ -181,6 +217,10 @@ class Plan:
     """What differs from the lock, one line each."""
     accepted: bool = False
     """Somebody said that what differs is meant."""
+    early_stop: EarlyStopTerms | None = None
+    """On what terms a gate may stop the job; settled when it starts."""
+    watch: EarlyStopWatch | None = None
+    """Looks at the results as they come, and may stop the job; see `watch_with_gate`."""
 
     @property
     def planned(self) -> int:
@@ -193,7 +233,12 @@ class Plan:
 
     @property
     def specs(self) -> list[RolloutSpec]:
-        return [*self.to_retry, *self.new]
+        """What is to do: what was not graded first; with a gate, task by task in the order of its terms."""
+        specs = [*self.to_retry, *self.new]
+        if self.early_stop is None:
+            return specs
+        place = {task: number for number, task in enumerate(self.early_stop.order)}
+        return sorted(specs, key=lambda s: (place.get(s.key.task, len(place)), s.key.attempt))
 
 
 def plan_new(job_file: JobFile, base_dir: Path, jobs_dir: Path) -> Plan:
@@ -211,6 +256,8 @@ def plan_resume(job_id: str, jobs_dir: Path, changed: JobFile | None = None, bas
     stored = folder.job()
     recorded = parse_job(stored["job"], f"job {job_id}")
     plan = _load_plan(job_id, changed or recorded, base_dir or Path(stored["base_dir"]), jobs_dir)
+    if stored.get("early_stop") is not None:
+        plan.early_stop = read_terms(stored["early_stop"])
     plan.drifted = list(_drift(folder.lock_data(), recorded, plan))
     on_file = {r.key: r for r in folder.records(lambda place, error: plan.drifted.append(error.message))}
     for spec in _wanted(plan, on_file):
@@ -317,6 +364,77 @@ def _seed(job_seed: int, key: RolloutKey) -> int:
     return int.from_bytes(digest[:6], "big")
 
 
+# --- a gate that may stop the job ----------------------------------------------------------------
+
+
+def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side, quarantined: Collection[str] = ()) -> None:
+    """Let a policy stop the job as soon as it would block the candidate against `base`, or nothing can decide.
+
+    Sets the order of the rollouts. Raises `ConfigError` for a policy without a margin of the score, for a job in
+    which it is not clear who the candidate is, and for one on file that was started on other terms.
+    """
+    policy = loaded.policy
+    agent = _candidate(plan, base)
+    terms = terms_of(policy, loaded.digest, base, agent, plan.job_file.seed)
+    if plan.early_stop is not None:
+        _refuse_other_terms(plan.job_id, plan.early_stop, terms)
+        terms = terms.model_copy(update={"seed": plan.early_stop.seed})
+    comparable = comparable_tasks(policy, base, _planned_results(plan), quarantined)
+    if not comparable:
+        raise ConfigError(
+            f"no task of this job can be compared with {base.label}",
+            hint="the baseline must hold the same tasks, unchanged; `dayfly compare` says why they are not",
+        )
+    plan.watch = EarlyStopWatch(terms, policy, base, comparable, clusters_of(base, policy.cluster_by))
+    order = plan.watch.order
+    plan.early_stop = terms.model_copy(
+        update={"order": (*order, *sorted({t.name for t in plan.tasks} - set(order)))}
+    )
+    for record in plan.done:
+        if record.agent == agent:
+            plan.watch.add(record.task, record.attempt, mark_of(record))
+
+
+def _candidate(plan: Plan, base: Side) -> str:
+    judged = [a.name for a in plan.agents if a.kind not in WITHOUT_TOOLS]
+    if len(judged) == 1:
+        return judged[0]
+    if any(a.name == base.agent for a in plan.agents):
+        return base.agent
+    raise ConfigError(
+        f"a gate needs one candidate, and this job has {', '.join(judged) or 'only oracle and no-op'}",
+        hint=f"choose with --agent, or call the candidate {base.agent!r} as in the baseline",
+    )
+
+
+def _refuse_other_terms(job_id: str, settled: EarlyStopTerms, now: EarlyStopTerms) -> None:
+    ours = now.model_copy(update={"seed": settled.seed, "order": settled.order})
+    if ours != settled:
+        raise ConfigError(
+            f"job {job_id} was started with another gate: policy {settled.policy_name!r}, "
+            f"baseline {settled.baseline.job}:{settled.baseline.agent}, or what is in them, was different",
+            hint="--no-gate goes on to the end without looking; the gate then decides on all of it",
+        )
+
+
+def _planned_results(plan: Plan) -> dict[str, TaskResults]:
+    """Each task as the candidate will show it, without any result yet."""
+    lock = lock_of(plan)["tasks"]
+    return {
+        task.name: TaskResults(
+            task=task.name,
+            task_digest=task.digest,
+            marks=MISSING * plan.job_file.attempts,
+            verifier_digest=lock[task.name]["verifier_digest"],
+            verifier_classes=(VerifierClass(lock[task.name]["verifier_class"]),),
+            agent_limit_s=lock[task.name]["agent_limit_s"],
+            verifier_timeout_s=lock[task.name]["verifier_timeout_s"],
+            machine=(task.machine.cpus, task.machine.memory_mib, task.machine.storage_mib),
+        )
+        for task in plan.tasks
+    }
+
+
 def lock_of(plan: Plan) -> dict[str, Any]:
     """`lock.json`: the exact versions of everything that the job uses."""
     from dayfly.tasks import plain_metadata, verifier_digest
@@ -399,12 +517,16 @@ class JobResult:
     seconds: float = 0.0
     stopped: str = ""
     """Why the job ended itself before its plan was done."""
+    gate: EarlyStopped | None = None
+    """What its gate saw, when it was that which stopped the job."""
 
     @property
     def exit_code(self) -> int:
-        """0 when every planned rollout is graded; 130 when interrupted; else 4."""
+        """0 when every planned rollout is graded; 130 when interrupted; 1 or 3 when its gate stopped it; else 4."""
         if self.interrupted:
             return 130
+        if self.gate is not None:
+            return 1 if self.gate.kind == "blocked" else 3
         return 0 if sum(r.graded for r in self.records) >= self.planned else 4
 
 
@@ -461,6 +583,7 @@ class Run:
                     self._index = Behind(self.store, self.index_failed)
                     group.start_soon(self._index.run)
                 with self._work:
+                    self._stop_if_the_gate_is_sure()  # a job that goes on may have been stopped before
                     await self._build_images()
                     await self._engine().run(plan.specs, self._run_one, self._done)
                 if self._index is not None:
@@ -469,7 +592,8 @@ class Run:
             state = "cancelled" if self.interrupted or self.stopped else "finished"
             self.emit("job_" + state, job=plan.job_id, records=len(self.records))
         seconds = time.monotonic() - started
-        return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, seconds, self.stopped)
+        gate = plan.watch.stopped if plan.watch is not None else None
+        return JobResult(plan.job_id, self.records, plan.planned, self.interrupted, seconds, self.stopped, gate)
 
     async def _build_images(self) -> None:
         """Build the Dockerfiles of the rollouts to come, while no rollout needs the memory.
@@ -578,6 +702,28 @@ class Run:
             seconds=round(record.finished_unix - record.started_unix, 3),
         )
         self._stop_if_the_oracle_fails(record)
+        watch = self.plan.watch
+        if watch is not None and record.agent == watch.terms.agent:
+            watch.add(record.task, record.attempt, mark_of(record))
+            self._stop_if_the_gate_is_sure()
+
+    def _stop_if_the_gate_is_sure(self) -> None:
+        """What is under way is cancelled, like all that was not begun: it was not needed."""
+        watch = self.plan.watch
+        if watch is None or watch.stopped is None or self.stopped:
+            return
+        self.stopped = watch.reason
+        self.emit(
+            "gate_stopped",
+            message=self.stopped,
+            policy=watch.terms.policy_name,
+            policy_digest=watch.terms.policy_digest,
+            baseline=watch.terms.baseline.model_dump(),
+            records=len(self.records),
+            planned=self.plan.planned,
+            **watch.stopped.model_dump(),
+        )
+        self._work.cancel()
 
     def _stop_if_the_oracle_fails(self, record: RolloutRecord) -> None:
         """Where reference solutions fail in a row it is not the agents that got worse: a mirror, a base image.
@@ -752,6 +898,8 @@ def _open_folder(plan: Plan, images: dict[str, str], host: dict[str, str]) -> Jo
         "planned": plan.planned,
         "planned_by_agent": plan.planned_by_agent,
     }
+    if plan.early_stop is not None:
+        job["early_stop"] = plan.early_stop.model_dump(mode="json")
     if (plan.jobs_dir / plan.job_id / "job.json").exists():
         folder = JobFolder.open(plan.jobs_dir, plan.job_id)
         if plan.drifted or any(images.get(n, d) != d for n, d in locked_digests(folder.lock_data()).items()):

@@ -40,8 +40,8 @@ from pydantic import Field, ValidationError
 from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
 from dayfly.gate.verdict import EarlyStopped
-from dayfly.model import Frozen
-from dayfly.results.side import FAILS, MISSING, PASSES, Side, TaskResults
+from dayfly.model import Frozen, RolloutRecord
+from dayfly.results.side import FAILS, MARKS, MISSING, PASSES, Side, TaskResults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -241,6 +241,11 @@ class _Planned:
         return "".join(rest if rest and m in NOT_FINAL else m for m in self.marks)
 
 
+def mark_of(record: RolloutRecord) -> str:
+    """How an attempt ended, as `results.side.MARKS` has it."""
+    return MARKS.get((record.outcome, record.passes)) or MARKS[record.outcome, not record.passes]
+
+
 def _graded(marks: str) -> tuple[int, int]:
     passed = sum(m in PASSES for m in marks)
     return passed + sum(m in FAILS for m in marks), passed
@@ -276,6 +281,24 @@ class EarlyStopWatch:
         self._looked = 0
         self._futility_every = max(1, math.ceil(len(self._units) / FUTILITY_LOOKS))
         self._futility = only_score_decides(policy)
+
+    @property
+    def order(self) -> list[str]:
+        """The comparable tasks, as they are to be done."""
+        return [task for unit in self._units for task in unit]
+
+    @property
+    def reason(self) -> str:
+        """Why to stop, in words; empty while there is no reason."""
+        if (stopped := self.stopped) is None:
+            return ""
+        seen = (
+            f"{stopped.regressions} tasks got worse and {stopped.improvements} better of the first {stopped.pairs} "
+            f"compared (evidence {stopped.evidence:.3g}, needed {stopped.threshold:.3g})"
+        )
+        if stopped.kind == "blocked":
+            return f"gate {self.terms.policy_name!r} blocks: {seen}"
+        return f"gate {self.terms.policy_name!r} can no longer decide, whatever the rest does: {seen}"
 
     def add(self, task: str, attempt: int, mark: str) -> EarlyStopped | None:
         """Take in one attempt's mark (see `results.side.MARKS`); why to stop, from then on."""
