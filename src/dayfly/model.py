@@ -446,6 +446,27 @@ RETRYABLE: dict[Outcome, int] = {
 """Outcomes that are started again, with their own upper bound beside `Options.retries`."""
 
 
+MARKS: dict[tuple[Outcome, bool], str] = {
+    (Outcome.PASSED, True): "P",
+    (Outcome.FAILED, False): "F",
+    (Outcome.AGENT_TIMEOUT, True): "T",
+    (Outcome.AGENT_TIMEOUT, False): "t",
+    (Outcome.AGENT_ERROR, True): "E",
+    (Outcome.AGENT_ERROR, False): "e",
+    (Outcome.SANDBOX_OOM, True): "M",
+    (Outcome.SANDBOX_OOM, False): "m",
+    (Outcome.DISK_FULL, True): "D",
+    (Outcome.DISK_FULL, False): "d",
+    (Outcome.TAMPERED, False): "x",
+    (Outcome.PROVIDER_ERROR, False): "p",
+    (Outcome.INFRA_ERROR, False): "i",
+    (Outcome.VERIFIER_ERROR, False): "v",
+    (Outcome.CANCELLED, False): "c",
+    (Outcome.SKIPPED, False): "s",
+}
+"""One character for how an attempt ended, and whether it counts as passed (`RolloutRecord.passes`)."""
+
+
 class Verdict(Frozen):
     """What a verifier decided. Only a delivered, well-formed reward makes one."""
 
@@ -568,3 +589,8 @@ class RolloutRecord(Frozen):
         if self.verdict is not None:
             return self.verdict.passed
         return self.outcome is Outcome.PASSED
+
+    @property
+    def mark(self) -> str:
+        """Its character of `MARKS`; a record that contradicts itself counts as failed."""
+        return MARKS.get((self.outcome, self.passes), MARKS[Outcome.FAILED, False])

@@ -7,33 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dayfly.model import Isolation, Outcome, VerifierClass
+from dayfly.model import MARKS, Isolation, Outcome, VerifierClass
 
-MARKS: dict[tuple[Outcome, bool], str] = {
-    (Outcome.PASSED, True): "P",
-    (Outcome.FAILED, False): "F",
-    (Outcome.AGENT_TIMEOUT, True): "T",
-    (Outcome.AGENT_TIMEOUT, False): "t",
-    (Outcome.AGENT_ERROR, True): "E",
-    (Outcome.AGENT_ERROR, False): "e",
-    (Outcome.SANDBOX_OOM, True): "M",
-    (Outcome.SANDBOX_OOM, False): "m",
-    (Outcome.DISK_FULL, True): "D",
-    (Outcome.DISK_FULL, False): "d",
-    (Outcome.TAMPERED, False): "x",
-    (Outcome.PROVIDER_ERROR, False): "p",
-    (Outcome.INFRA_ERROR, False): "i",
-    (Outcome.VERIFIER_ERROR, False): "v",
-    (Outcome.CANCELLED, False): "c",
-    (Outcome.SKIPPED, False): "s",
-}
-"""One character for how an attempt ended, and whether it counts as passed (`RolloutRecord.passes`)."""
 MISSING = "."
 """The mark of an attempt without a record."""
 PASSES = "PTEMD"
 FAILS = "Ftemdx"
 FAULTS = "piv"
 """Not graded, for a cause that is not the agent's."""
+
+__all__ = ["FAILS", "FAULTS", "MARKS", "MISSING", "PASSES", "Side", "TaskResults"]
 
 _OUTCOMES = {mark: outcome for (outcome, _), mark in MARKS.items()}
 
@@ -119,6 +102,8 @@ class Side:
     source: Literal["files", "index"] = "files"
     problems: tuple[str, ...] = ()
     """Records that cannot be read or are not as they were sealed, a sentence each."""
+    remarks: tuple[str, ...] = ()
+    """What is no fault of the results, such as an index that could not be used."""
     digest: str = ""
     """sha256:… over tasks, digests and marks: names exactly these results."""
     early_stop: Mapping[str, Any] | None = None
