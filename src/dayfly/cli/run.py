@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,7 @@ from dayfly.job import (
     JobFile,
     JobResult,
     Plan,
+    choose_tasks,
     load_job_file,
     parse_duration,
     parse_job,
@@ -28,6 +30,7 @@ from dayfly.job import (
     plan_resume,
     refuse_drift,
     run_job,
+    watch_with_gate,
 )
 from dayfly.model import RETRYABLE, RolloutRecord, VerifierClass
 from dayfly.report import summarise
@@ -79,6 +82,12 @@ def run(
             "--agent", "-a", help="Agent name; may be repeated. With a job file: only these of its agents."
         ),
     ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task", "-t", metavar="PATTERN", help="Only tasks whose name is like this; may be repeated."
+        ),
+    ] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(
@@ -113,6 +122,21 @@ def run(
     pull: Annotated[Pull | None, typer.Option(help="When to ask a registry for an image.")] = None,
     fork: Annotated[bool | None, typer.Option(help="Fork VMs from a template, or boot each one.")] = None,
     force_build: ForceBuild = None,
+    gate: Annotated[
+        Path | None,
+        typer.Option(
+            "--gate",
+            metavar="POLICY.yaml",
+            help="Stop as soon as this policy would block the agent, or nothing can decide any more.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="JOB[:AGENT] | @NAME", help="With --gate: what to compare with."),
+    ] = None,
+    no_gate: Annotated[
+        bool, typer.Option("--no-gate", help="With --resume: go on to the end, whatever the job's gate would say.")
+    ] = False,
     resume: Annotated[
         str | None,
         typer.Option(metavar="JOB", help="Go on with this job: id, its beginning, `last`, or its folder."),
@@ -150,7 +174,9 @@ def run(
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     what = [*(what or []), *_datasets(dataset or [], registry_path)]
-    plan = _plan(what, agent or [], changes, resume, jobs_dir)
+    plan = _plan(what, agent or [], task or [], changes, resume, jobs_dir)
+    chosen_gate = _gate(gate, baseline, no_gate, resume)
+    _let_gate_watch(plan, chosen_gate, no_gate, resume)
     if dry_run and json:
         put_json(_plan_answer(plan, resume))
     elif dry_run or resume or display is not DisplayChoice.NONE:
@@ -161,8 +187,8 @@ def run(
             _put_budgets(plan)
         return
     form = _Form(display or DisplayChoice(default_display()), json)
-    result = _do(plan, form)
-    _finish(plan, result, form)
+    result = _do(plan, form, chosen_gate)
+    _finish(plan, result, form, chosen_gate)
     raise typer.Exit(result.exit_code)
 
 
@@ -174,20 +200,21 @@ class _Form:
     as_json: bool
 
 
-def _do(plan: Plan, form: _Form) -> JobResult:
+def _do(plan: Plan, form: _Form, gate: _Gate | None) -> JobResult:
     try:
         with displayed(form.display.value) as observers:
             return run_interruptible(lambda: run_job(plan, observers=observers))
     except (Interrupted, KeyboardInterrupt):
         if (plan.jobs_dir / plan.job_id / "job.json").exists():
-            say(f"interrupted; go on with:  {_resume_command(plan)}")
+            say(f"interrupted; go on with:  {_resume_command(plan, gate)}")
         else:
             say("interrupted before the job began; nothing was run, and nothing is left to go on with")
         raise
 
 
-def _resume_command(plan: Plan) -> str:
-    return command_line("run", "--resume", plan.job_id, jobs_dir=plan.jobs_dir)
+def _resume_command(plan: Plan, gate: _Gate | None) -> str:
+    watched = ["--gate", str(gate.policy), "--baseline", gate.baseline] if gate is not None else []
+    return command_line("run", "--resume", plan.job_id, *watched, jobs_dir=plan.jobs_dir)
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -205,15 +232,70 @@ def _datasets(names: list[str], registry: Path | None) -> list[str]:
     return [f"{registry}#{name}" for name in names] or [str(registry)]
 
 
-def _plan(what: list[str], agents: list[str], changes: dict[str, Any], resume: str | None, jobs_dir: Path) -> Plan:
+@dataclass(frozen=True)
+class _Gate:
+    """As named on the command line."""
+
+    policy: Path
+    baseline: str
+
+
+def _gate(policy: Path | None, baseline: str | None, no_gate: bool, resume: str | None) -> _Gate | None:
+    if no_gate and (policy is not None or resume is None):
+        raise ConfigError("--no-gate is for --resume of a job with a gate, instead of --gate")
+    if policy is not None and baseline is not None:
+        return _Gate(policy, baseline)
+    if policy is not None or baseline is not None:
+        raise ConfigError(
+            "--gate and --baseline belong together",
+            hint="--gate POLICY.yaml --baseline JOB; `dayfly gate` decides on jobs that are done",
+        )
+    return None
+
+
+def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str | None) -> None:
+    """A job that was started with a gate does not go on unnoticed without it."""
+    if gate is None:
+        if plan.early_stop is not None and not no_gate:
+            settled = plan.early_stop
+            raise ConfigError(
+                f"job {plan.job_id} was started with the gate {settled.policy_name!r}",
+                hint="name it again: --gate POLICY.yaml --baseline "
+                f"{settled.baseline.job}:{settled.baseline.agent}; or --no-gate to go on without looking",
+            )
+        return
+    if resume is not None and plan.early_stop is None:
+        raise ConfigError(
+            f"job {plan.job_id} was started without a gate, and cannot be given one now",
+            hint="how the error is shared between looking early and the last test is settled at the start",
+        )
+    from dayfly.gate.load import load_policy
+    from dayfly.results import load_side
+
+    loaded = load_policy(gate.policy)
+    today = datetime.date.today()
+    quarantined = [e.task for e in loaded.quarantine.tasks if e.expires >= today]
+    watch_with_gate(plan, loaded, load_side(plan.jobs_dir, gate.baseline), quarantined)
+
+
+def _plan(
+    what: list[str],
+    agents: list[str],
+    tasks: list[str],
+    changes: dict[str, Any],
+    resume: str | None,
+    jobs_dir: Path,
+) -> Plan:
     files = [w for w in what if w.endswith((".yaml", ".yml"))]
     if files and len(what) > 1:
         raise ConfigError("a job file stands alone", hint="name its tasks inside it, or name only folders here")
     if resume is not None:
-        return _plan_to_resume(what, files, agents, changes, resume, jobs_dir)
+        return _plan_to_resume(what, files, agents, tasks, changes, resume, jobs_dir)
     if files:
         path = Path(files[0])
-        return plan_new(_changed(load_job_file(path), agents, changes), path.parent, jobs_dir)
+        return plan_new(
+            _chosen(_changed(load_job_file(path), agents, changes), path.parent, tasks), path.parent, jobs_dir
+        )
     if not what:
         raise ConfigError(
             "nothing to run",
@@ -221,17 +303,29 @@ def _plan(what: list[str], agents: list[str], changes: dict[str, Any], resume: s
         )
     name = Path(what[0]).resolve().name
     job = parse_job({"name": name, "tasks": what, "agents": agents or ["oracle"]}, "command line")
-    return plan_new(_changed(job, [], changes), Path.cwd(), jobs_dir)
+    return plan_new(_chosen(_changed(job, [], changes), Path.cwd(), tasks), Path.cwd(), jobs_dir)
+
+
+def _chosen(job: JobFile, base_dir: Path, tasks: list[str]) -> JobFile:
+    return choose_tasks(job, base_dir, tasks) if tasks else job
 
 
 def _plan_to_resume(
-    what: list[str], files: list[str], agents: list[str], changes: dict[str, Any], resume: str, jobs_dir: Path
+    what: list[str],
+    files: list[str],
+    agents: list[str],
+    tasks: list[str],
+    changes: dict[str, Any],
+    resume: str,
+    jobs_dir: Path,
 ) -> Plan:
     if what and not files:
         raise ConfigError(
             f"--resume goes by the job's own tasks, so {what[0]!r} has no place here",
             hint="leave it out, or name a changed job file (*.yaml)",
         )
+    if tasks:
+        raise ConfigError("--resume goes by the job's own tasks, so --task has no place here", hint="leave it out")
     folder = find_job(jobs_dir, resume)
     if files:
         job, base_dir = load_job_file(Path(files[0])), Path(files[0]).parent
@@ -308,7 +402,7 @@ def _plan_answer(plan: Plan, resume: str | None) -> dict[str, Any]:
 # --- the end -------------------------------------------------------------------------------------
 
 
-def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
+def _finish(plan: Plan, result: JobResult, form: _Form, gate: _Gate | None) -> None:
     summary = summarise(plan.planned_by_agent, result.records)
     if form.as_json or form.display is DisplayChoice.JSON:
         answer = {
@@ -316,6 +410,7 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
             "id": result.job_id,
             "interrupted": result.interrupted,
             "stopped": result.stopped or None,
+            "gate": result.gate.model_dump(mode="json") if result.gate is not None else None,
             "seconds": round(result.seconds, 3),
             "summary": summary.model_dump(mode="json"),
         }
@@ -324,7 +419,7 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
         else:
             put_json_line({"event": "result", **answer})
         if result.interrupted:
-            say(f"interrupted; go on with:  {_resume_command(plan)}")
+            say(f"interrupted; go on with:  {_resume_command(plan, gate)}")
         return
     put_summary(summary)
     if "tcg" in summary.isolation:
@@ -332,17 +427,31 @@ def _finish(plan: Plan, result: JobResult, form: _Form) -> None:
     put()
     put(f"job {result.job_id} took {result.seconds:.0f} s")
     if result.interrupted:
-        put(f"interrupted; go on with:  {_resume_command(plan)}")
+        put(f"interrupted; go on with:  {_resume_command(plan, gate)}")
+        return
+    if result.gate is not None and gate is not None:
+        _put_gate_stop(plan, result, gate)
         return
     if result.stopped:
         put(f"stopped: {result.stopped}; a base image, a mirror or the host may be at fault: see an oracle's logs")
         put("(stop_after_oracle_failures in the job file says after how many; 0: never)")
     missing = result.planned - sum(r.graded for r in result.records)
     if missing:
-        put(f"{missing} of {_count(result.planned, 'rollout')} without a verdict; again:  {_resume_command(plan)}")
+        again = _resume_command(plan, gate)
+        put(f"{missing} of {_count(result.planned, 'rollout')} without a verdict; again:  {again}")
     put("next:")
     for line in _next_commands(plan, result.records):
         put(f"  {line}")
+
+
+def _put_gate_stop(plan: Plan, result: JobResult, gate: _Gate) -> None:
+    done = sum(r.graded for r in result.records)
+    put(f"stopped early, after {done} of {_count(result.planned, 'rollout')}: {result.stopped}")
+    if result.exit_code == 3:
+        put("(it would take more tasks or attempts; `dayfly plan` says how many)")
+    put("next:")
+    words = ("gate", "--baseline", gate.baseline, "--candidate", plan.job_id, "--policy", str(gate.policy))
+    put(f"  {command_line(*words, jobs_dir=plan.jobs_dir)}")
 
 
 def _next_commands(plan: Plan, records: list[RolloutRecord]) -> Iterator[str]:
