@@ -14,7 +14,7 @@ from dayfly.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML's readers keep the last one, and a person who reads sees the first."""
+    """Refuses a key that is given twice: YAML's readers keep the last one, a person may see only the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

@@ -11,6 +11,7 @@ from dayfly.model import Frozen
 Answer = Literal["pass", "fail", "inconclusive", "invalid"]
 EXIT_CODES: dict[Answer, int] = {"pass": 0, "fail": 1, "inconclusive": 3, "invalid": 4}
 Kind = Literal["validity", "metric", "tasks", "notice"]
+Status = Literal["passed", "regressed", "failed", "flaky", "quarantined", "left out", "improved"]
 
 
 class RuleResult(Frozen):
@@ -33,7 +34,7 @@ class TaskCase(Frozen):
     """A task as the gate sees it; the test cases of JUnit and the rows of the summary."""
 
     task: str
-    status: Literal["passed", "regressed", "failed", "flaky", "quarantined", "left out", "improved"]
+    status: Status
     reason: str = ""
     base: str = ""
     """Such as `2/3`; empty: none."""
