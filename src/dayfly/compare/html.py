@@ -32,7 +32,7 @@ def render_html(comparisons: Sequence[Comparison], *, title: str = "Comparison o
     )
     inside = _inside(comparisons) if comparisons else [tag("p", "Nothing was compared.")]
     body = tag("body", define_hatch(), tag("main", tag("h1", title), *inside))
-    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
+    return f'<!DOCTYPE html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
 
 
 def _inside(comparisons: Sequence[Comparison]) -> list[Html]:

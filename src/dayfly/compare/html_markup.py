@@ -9,6 +9,8 @@ import math
 from dayfly.text import visible
 
 UNKNOWN = "unknown"
+NBSP = "\u00a0"
+"""A space at which no line is broken: between a figure and its unit."""
 _LONGEST = 300
 
 
@@ -57,12 +59,13 @@ def section(title: str, *inside: str, id_: str) -> Html:
     return tag("section", tag("h2", title), *inside, id_=id_)
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def percent(value: float | None) -> str:
-    return f"{value:.1%}".replace("%", " %") if value is not None and _known(value) else UNKNOWN
+    known = finite(value)
+    return UNKNOWN if known is None else f"{known * 100:.1f}{NBSP}%"
 
 
 def signed(value: float, form: str) -> str:
@@ -91,7 +94,7 @@ def level(name: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if name == "seconds":
-        return f"{value:,.1f} s"
+        return f"{value:,.1f}{NBSP}s"
     if name == "tokens":
         return f"{value:,.0f}"
     if name == "cost_usd":
@@ -109,13 +112,13 @@ def change(name: str, relative: bool, value: float | None, unit: bool = True) ->
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if relative:
-        return signed(value * 100, ".1f") + (" %" if unit else "")
+        return signed(value * 100, ".1f") + (f"{NBSP}%" if unit else "")
     if in_points(name):
-        return signed(value * 100, ".1f") + (" points" if unit else "")
+        return signed(value * 100, ".1f") + (f"{NBSP}points" if unit else "")
     return signed(value, ".3f")
 
 
 def interval(name: str, relative: bool, low: float | None, high: float | None) -> str:
-    if not (_known(low) and _known(high)):
+    if finite(low) is None or finite(high) is None:
         return UNKNOWN
     return f"{change(name, relative, low, unit=False)} to {change(name, relative, high)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dayfly.compare.html_markup import Html, tag
 from dayfly.compare.model import Comparison, Pair
+from dayfly.text import visible
 
 HATCH = "hatch"
 TONES = {"worse": "▼", "better": "▲", "": "◆"}
@@ -59,20 +60,22 @@ def draw_intervals(title: str, bars: Sequence[Bar], axis: Axis) -> Html:
         return _LEFT + _WIDTH * (min(max(value, low), high) - low) / (high - low)
 
     bottom = _ROW * len(bars) + 4
+    tops = [_ROW * row for row in range(len(bars))]
     inside = [tag("title", title)]
     for value in _ticks(low, high):
         name = "zero" if value == 0 else "rule"
-        inside.append(_line(at(value), at(value), 0, bottom, name))
+        # Beside the bars only, so that no line goes through a text.
+        inside += [_line(at(value), at(value), top + 20, top + 42, name) for top in tops]
         inside.append(_text(axis.format(value), at(value), bottom + 15, "soft", "middle"))
     inside.append(_text(f"◀ {axis.left}", 0, bottom + 36, "soft", "start"))
     inside.append(_text(f"{axis.right} ▶", 100, bottom + 36, "soft", "end"))
-    for row, bar in enumerate(bars):
-        inside += _draw_bar(bar, row * _ROW, at, low, high)
+    for top, bar in zip(tops, bars, strict=True):
+        inside += _draw_bar(bar, top, at, low, high)
     return tag("svg", *inside, role="img", aria_label=title, height=height, class_="intervals")
 
 
 def _draw_bar(bar: Bar, top: float, at: Callable[[float], float], low: float, high: float) -> list[Html]:
-    y = top + 30
+    y = top + 31
     drawn = [
         _text(_shortened(bar.label), 0, top + 16, None, "start"),
         _text(bar.shown, 100, top + 16, None if bar.value is not None else "soft", "end"),
@@ -121,7 +124,6 @@ def draw_transitions(title: str, comparison: Comparison) -> Html:
         tag(
             "svg",
             *picture.ribbons(),
-            *([picture.left_out()] if out else []),
             viewBox=f"0 0 100 {picture.height:g}",
             preserveAspectRatio="none",
             x="24%",
@@ -130,6 +132,8 @@ def draw_transitions(title: str, comparison: Comparison) -> Html:
             height=picture.height,
         )
     )
+    if out:
+        inside.append(picture.left_out())
     inside += picture.labels()
     return tag("svg", *inside, role="img", aria_label=title, height=picture.height + 30, class_="flow")
 
@@ -196,8 +200,9 @@ class _Flows:
         return drawn
 
     def left_out(self) -> Html:
-        thick = self._thick(self.out)
-        return tag("rect", x=0, y=self.bottom, width=100, height=thick, fill=f"url(#{HATCH})", class_="hatch-edge")
+        # Not among the ribbons, which are stretched to the width of the page: a hatch must not be.
+        y, height = 22 + self.bottom, self._thick(self.out)
+        return tag("rect", x="24%", y=y, width="52%", height=height, fill=f"url(#{HATCH})", class_="hatch-edge")
 
     def labels(self) -> list[Html]:
         made = [
@@ -213,10 +218,10 @@ class _Flows:
                 _text(f"{self.out:,} left out", 77, 22 + self.bottom + self._thick(self.out) / 2 + 5, None, "start")
             )
         for tone, count, left, right, thick in self._paths():
-            if tone and thick >= 5:
+            if tone and thick >= 8:
                 # Where ribbons have not crossed yet: at a third of the way.
                 y = 22 + left + (right - left) * 0.216 + thick / 2 + 5
-                made.append(_text(f"{TONES[tone]} {count:,}", 24 + 52 * 0.33, y, "count", "middle"))
+                made.append(_text(f"{TONES[tone]} {count:,}", 24 + 52 * 0.33, y, f"count {tone}", "middle"))
         return made
 
 
@@ -251,4 +256,5 @@ def _shape(path: str, x: float, y: float, class_: str, fill: str | None = None) 
 
 
 def _shortened(label: str, longest: int = 28) -> str:
+    label = visible(label)
     return label if len(label) <= longest else label[: longest - 1] + "…"

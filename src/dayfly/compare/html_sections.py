@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from dayfly.compare.html_grid import Versions, version_key
 from dayfly.compare.html_markup import (
+    NBSP,
     UNKNOWN,
     Html,
     change,
+    finite,
     in_points,
     interval,
     join,
@@ -94,7 +96,7 @@ def _because(metric: Metric | None) -> str:
 
 
 def _confidence(alpha: float) -> str:
-    return f"{(1 - 2 * alpha) * 100:.4g} %"
+    return f"{(1 - 2 * alpha) * 100:.4g}{NBSP}%"
 
 
 def _tone(metric: Metric, alpha: float) -> str:
@@ -155,18 +157,19 @@ def _is_relative(metric: Metric) -> bool:
 
 def _bar(letters: str, metric: Metric, alpha: float) -> Bar:
     label = f"{letters} {metric.name}".strip()
-    if not metric.known or metric.delta is None:
+    delta, low, high = finite(metric.delta), finite(metric.low), finite(metric.high)
+    if not metric.known or delta is None:
         return Bar(label, None, None, None, UNKNOWN)
     margin = None
     if metric.margin is not None:
         margin = -metric.margin if metric.higher_is_better else metric.margin
-    shown = change(metric.name, metric.relative, metric.delta, unit=False)
-    if metric.low is not None and metric.high is not None:
-        ends = (change(metric.name, metric.relative, end, unit=False) for end in (metric.low, metric.high))
+    shown = change(metric.name, metric.relative, delta, unit=False)
+    if low is not None and high is not None:
+        ends = (change(metric.name, metric.relative, end, unit=False) for end in (low, high))
         shown += f" [{', '.join(ends)}]"
     else:
         shown += " [unknown]"
-    return Bar(label, metric.delta, metric.low, metric.high, shown, _tone(metric, alpha), margin)
+    return Bar(label, delta, low, high, shown, _tone(metric, alpha), margin)
 
 
 def _metric_table(letters: str, comparison: Comparison) -> Html:
@@ -180,12 +183,12 @@ def _metric_table(letters: str, comparison: Comparison) -> Html:
     caption = (
         f"{letters}: differences over the compared tasks, {_confidence(comparison.alpha)} intervals, one-sided p"
     )
-    return table(caption, [*head, "method"], rows)
+    return table(caption, [*head, "method"], rows, class_="figures")
 
 
 def _metric_row(metric: Metric) -> list[str]:
     if not metric.known:
-        return [metric.name, *[UNKNOWN] * 7]
+        return [metric.name, tag("td", f"{UNKNOWN}{_because(metric)}", colspan=7, class_="soft")]
     name, relative = metric.name, metric.relative
     return [
         name,
@@ -206,7 +209,7 @@ def _margin_cells(metric: Metric) -> list[str]:
 
 
 def _method(metric: Metric) -> str:
-    return metric.method if metric.known else metric.reason
+    return metric.method if metric.known else ""
 
 
 def draw_flow(comparison: Comparison) -> list[Html]:
@@ -245,7 +248,7 @@ def list_flaky(comparison: Comparison) -> list[Html]:
     flaky = comparison.flaky
     if not flaky:
         several = max(comparison.base.attempts, comparison.candidate.attempts) > 1
-        return [tag("p", "None." if several else "Unknown: with one attempt per task none can show.")]
+        return [tag("p", "No task is flaky." if several else "Unknown: with one attempt per task none can show.")]
     rows = [
         [f.task, _letter_of_side(f.side), f"{f.passed}/{f.graded}", tag("code", f.passing), tag("code", f.failing)]
         for f in flaky[:MOST_FLAKY]

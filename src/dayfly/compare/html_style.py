@@ -45,7 +45,9 @@ em { font-style: normal; }
 .chips li { border: 1px solid var(--line); border-radius: 1em; padding: 0 .65em; font-size: .87rem; }
 .scroll { overflow-x: auto; margin: .5rem 0 1rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-caption { text-align: left; padding: .2rem 0; }
+caption { text-align: left; padding: .2rem 0; max-width: calc(100vw - 2rem); }
+.figures td { white-space: nowrap; }
+.figures td.soft { white-space: normal; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; }
 th, td { border-bottom: 1px solid var(--line); }
 thead th { vertical-align: bottom; color: var(--soft); font-weight: 600; }
@@ -57,9 +59,9 @@ svg { display: block; width: 100%; overflow: visible; font: 13px system-ui, "Seg
   "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums; }
 svg svg { display: inline; }
 .defs { position: absolute; }
-svg text { fill: var(--ink); }
+svg text { fill: var(--ink); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
 svg .soft { fill: var(--soft); font-size: 12px; }
-svg .count { font-weight: 600; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+svg .count { font-weight: 600; stroke-width: 4px; }
 .rule { stroke: var(--line); }
 .zero { stroke: var(--soft); stroke-width: 1.5; }
 .margin { stroke: var(--ink); stroke-width: 2; stroke-dasharray: 4 3; }
@@ -67,6 +69,7 @@ svg .count { font-weight: 600; paint-order: stroke; stroke: var(--page); stroke-
 .bar.worse { stroke: var(--worse); } .bar.better { stroke: var(--better); }
 .point { fill: var(--ink); stroke: var(--page); stroke-width: 1.5; }
 .point.worse { fill: var(--worse); } .point.better { fill: var(--better); }
+svg .count.worse { fill: var(--worse); } svg .count.better { fill: var(--better); }
 .ribbon { fill: var(--even); opacity: .38; }
 .ribbon.worse { fill: var(--worse); opacity: .75; } .ribbon.better { fill: var(--better); opacity: .7; }
 .node { fill: var(--ink); }
@@ -97,7 +100,11 @@ svg .count { font-weight: 600; paint-order: stroke; stroke: var(--page); stroke-
 .swatch { display: inline-block; width: 2.2em; height: 1.15em; vertical-align: -.2em; }
 summary { cursor: pointer; font-weight: 600; padding: .35rem 0; }
 :focus-visible { outline: 2px solid var(--better); outline-offset: 2px; }
-@media (max-width: 40rem) { body { padding: 1rem .8rem 3rem; font-size: 14px; } h1 { font-size: 1.35rem; } }
+@media (max-width: 40rem) {
+  body { padding: 1rem .8rem 3rem; font-size: 14px; }
+  h1 { font-size: 1.35rem; }
+  .grid { min-width: calc(9rem + var(--columns) * 7rem); }
+}
 @media print {
   :root {
     color-scheme: light; --page: #fff; --ink: #000; --soft: #444; --line: #bbb; --panel: #f5f7f9; --worse: #9a3c06;
