@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -39,7 +39,6 @@ from dayfly.gate.early_stop import (
     EarlyStopWatch,
     clusters_of,
     comparable_tasks,
-    mark_of,
     read_terms,
     terms_of,
 )
@@ -367,7 +366,7 @@ def _seed(job_seed: int, key: RolloutKey) -> int:
 # --- a gate that may stop the job ----------------------------------------------------------------
 
 
-def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side, quarantined: Collection[str] = ()) -> None:
+def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side) -> None:
     """Let a policy stop the job as soon as it would block the candidate against `base`, or nothing can decide.
 
     Sets the order of the rollouts. Raises `ConfigError` for a policy without a margin of the score, for a job in
@@ -379,6 +378,7 @@ def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side, quarantined: C
     if plan.early_stop is not None:
         _refuse_other_terms(plan.job_id, plan.early_stop, terms)
         terms = terms.model_copy(update={"seed": plan.early_stop.seed})
+    quarantined = {e.task for e in loaded.quarantine.tasks}
     comparable = comparable_tasks(policy, base, _planned_results(plan), quarantined)
     if not comparable:
         raise ConfigError(
@@ -392,7 +392,7 @@ def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side, quarantined: C
     )
     for record in plan.done:
         if record.agent == agent:
-            plan.watch.add(record.task, record.attempt, mark_of(record))
+            plan.watch.add(record.task, record.attempt, record.mark)
 
 
 def _candidate(plan: Plan, base: Side) -> str:
@@ -704,7 +704,7 @@ class Run:
         self._stop_if_the_oracle_fails(record)
         watch = self.plan.watch
         if watch is not None and record.agent == watch.terms.agent:
-            watch.add(record.task, record.attempt, mark_of(record))
+            watch.add(record.task, record.attempt, record.mark)
             self._stop_if_the_gate_is_sure()
 
     def _stop_if_the_gate_is_sure(self) -> None:

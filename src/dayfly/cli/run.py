@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -273,9 +272,7 @@ def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str |
     from dayfly.results import load_side
 
     loaded = load_policy(gate.policy)
-    today = datetime.date.today()
-    quarantined = [e.task for e in loaded.quarantine.tasks if e.expires >= today]
-    watch_with_gate(plan, loaded, load_side(plan.jobs_dir, gate.baseline), quarantined)
+    watch_with_gate(plan, loaded, load_side(plan.jobs_dir, gate.baseline))
 
 
 def _plan(

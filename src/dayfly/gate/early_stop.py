@@ -40,8 +40,8 @@ from pydantic import Field, ValidationError
 from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
 from dayfly.gate.verdict import EarlyStopped
-from dayfly.model import Frozen, RolloutRecord
-from dayfly.results.side import FAILS, MARKS, MISSING, PASSES, Side, TaskResults
+from dayfly.model import Frozen
+from dayfly.results.side import FAILS, MISSING, PASSES, Side, TaskResults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -241,11 +241,6 @@ class _Planned:
         return "".join(rest if rest and m in NOT_FINAL else m for m in self.marks)
 
 
-def mark_of(record: RolloutRecord) -> str:
-    """How an attempt ended, as `results.side.MARKS` has it."""
-    return MARKS.get((record.outcome, record.passes)) or MARKS[record.outcome, not record.passes]
-
-
 def _graded(marks: str) -> tuple[int, int]:
     passed = sum(m in PASSES for m in marks)
     return passed + sum(m in FAILS for m in marks), passed
@@ -301,7 +296,7 @@ class EarlyStopWatch:
         return f"gate {self.terms.policy_name!r} can no longer decide, whatever the rest does: {seen}"
 
     def add(self, task: str, attempt: int, mark: str) -> EarlyStopped | None:
-        """Take in one attempt's mark (see `results.side.MARKS`); why to stop, from then on."""
+        """Take in one attempt's mark (see `model.MARKS`); why to stop, from then on."""
         planned = self._planned.get(task)
         if planned is not None and attempt <= len(planned.marks):
             planned.marks[attempt - 1] = mark
