@@ -221,7 +221,7 @@ class _Flows:
             if tone and thick >= 8:
                 # Where ribbons have not crossed yet: at a third of the way.
                 y = 22 + left + (right - left) * 0.216 + thick / 2 + 5
-                made.append(_text(f"{TONES[tone]} {count:,}", 24 + 52 * 0.33, y, f"count {tone}", "middle"))
+                made.append(_text(f"{TONES[tone]} {count:,}", 24 + 52 * 0.33, y, "count", "middle"))
         return made
 
 

@@ -285,7 +285,11 @@ def draw_groups(comparison: Comparison) -> list[Html]:
         for g in groups[:MOST_GROUPS]
     ]
     return [
-        tag("p", "Many groups are looked at here, and the intervals are not widened for that.", class_="soft"),
+        tag(
+            "p",
+            "Each group is looked at by itself: the intervals are not widened for how many there are.",
+            class_="soft",
+        ),
         _figure(title, bars, _POINTS),
         table("Score by tag", ["tag", "tasks", "baseline", "candidate", "difference", "interval"], rows),
         *_not_shown(len(groups) - MOST_GROUPS),

@@ -46,11 +46,11 @@ em { font-style: normal; }
 .scroll { overflow-x: auto; margin: .5rem 0 1rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 caption { text-align: left; padding: .2rem 0; max-width: calc(100vw - 2rem); }
-.figures td { white-space: nowrap; }
+.figures td { white-space: nowrap; min-width: 0; }
 .figures td.soft { white-space: normal; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; }
 th, td { border-bottom: 1px solid var(--line); }
-thead th { vertical-align: bottom; color: var(--soft); font-weight: 600; }
+thead th { overflow-wrap: normal; vertical-align: bottom; color: var(--soft); font-weight: 600; }
 tbody th { font-weight: 500; min-width: 7rem; }
 td { min-width: 5.5rem; }
 figure { margin: .75rem 0 1.5rem; }
@@ -69,7 +69,6 @@ svg .count { font-weight: 600; stroke-width: 4px; }
 .bar.worse { stroke: var(--worse); } .bar.better { stroke: var(--better); }
 .point { fill: var(--ink); stroke: var(--page); stroke-width: 1.5; }
 .point.worse { fill: var(--worse); } .point.better { fill: var(--better); }
-svg .count.worse { fill: var(--worse); } svg .count.better { fill: var(--better); }
 .ribbon { fill: var(--even); opacity: .38; }
 .ribbon.worse { fill: var(--worse); opacity: .75; } .ribbon.better { fill: var(--better); opacity: .7; }
 .node { fill: var(--ink); }
