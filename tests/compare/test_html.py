@@ -157,9 +157,12 @@ def test_the_headline_says_difference_interval_p_and_how_many_tasks():
 @pytest.mark.parametrize(
     ("changed", "said", "shape"),
     [
-        ({"p_worse": 0.05}, "The candidate is shown to be worse", "▼"),
-        ({"p_worse": 0.95, "p_better": 0.01}, "The candidate is shown to be better", "▲"),
-        ({"p_worse": 0.051}, "No difference is shown", "◆"),
+        ({"p_worse": 0.05, "high": -0.01}, "The candidate is shown to be worse", "▼"),
+        ({"p_better": 0.01, "delta": 0.2, "low": 0.1, "high": 0.3}, "The candidate is shown to be better", "▲"),
+        ({"p_worse": 0.01, "high": None}, "The candidate is shown to be worse", "▼"),
+        ({"p_worse": 0.01, "high": 0.01}, "No difference is shown", "◆"),
+        ({"p_better": 0.01, "delta": 0.2, "low": 0.0, "high": 0.3}, "No difference is shown", "◆"),
+        ({"p_worse": 0.051, "high": -0.01}, "No difference is shown", "◆"),
         ({"p_worse": None, "p_better": None, "low": None, "high": None}, "No difference is shown", "◆"),
         ({"known": False, "reason": "nothing graded"}, "Score: unknown (nothing graded)", "◆"),
     ],
@@ -197,6 +200,18 @@ def test_the_picture_of_intervals_has_zero_margin_point_and_bounds_in_their_orde
     length = at("bar", "x2") - at("bar")
     assert (point - at("bar")) / length == pytest.approx(10 / 22, abs=1e-3)
     assert (at("margin") - at("bar")) / length == pytest.approx(15 / 22, abs=1e-3)
+
+
+def test_more_time_is_worse_and_less_is_better():
+    slower = metric("seconds", delta=0.2, low=0.1, high=0.3, p_worse=0.01)
+    cheaper = metric("tokens", delta=-0.2, low=-0.3, high=-0.1, p_better=0.01)
+    picture = read(render_html([usual(metrics={"seconds": slower, "tokens": cheaper})])).xpath(
+        "//svg[contains(@class, 'intervals')]"
+    )[0]
+    assert [p.get("class") for p in picture.xpath(".//path[contains(@class, 'point')]")] == [
+        "point worse",
+        "point better",
+    ]
 
 
 def test_the_margin_of_what_should_be_small_is_on_its_other_side():

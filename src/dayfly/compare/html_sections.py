@@ -100,9 +100,15 @@ def _confidence(alpha: float) -> str:
 
 
 def _tone(metric: Metric, alpha: float) -> str:
-    if metric.known and metric.p_worse is not None and metric.p_worse <= alpha:
+    """worse or better when the test shows it and the interval, where there is one, agrees; otherwise neither."""
+    if not metric.known:
+        return ""
+    low, high = finite(metric.low), finite(metric.high)
+    if not metric.higher_is_better:
+        low, high = (None if end is None else -end for end in (high, low))
+    if metric.p_worse is not None and metric.p_worse <= alpha and (high is None or high < 0):
         return "worse"
-    if metric.known and metric.p_better is not None and metric.p_better <= alpha:
+    if metric.p_better is not None and metric.p_better <= alpha and (low is None or low > 0):
         return "better"
     return ""
 
