@@ -54,24 +54,34 @@ class Axis:
 def draw_intervals(title: str, bars: Sequence[Bar], axis: Axis) -> Html:
     """A line from low to high per bar, with the line of zero and the margins."""
     low, high = _limits(bars, axis)
-    height = _ROW * len(bars) + _AXIS
+    tops = [_ROW * row for row in range(len(bars))]
+    known = any(bar.value is not None for bar in bars)
 
     def at(value: float) -> float:
         return _LEFT + _WIDTH * (min(max(value, low), high) - low) / (high - low)
 
-    bottom = _ROW * len(bars) + 4
-    tops = [_ROW * row for row in range(len(bars))]
     inside = [tag("title", title)]
-    for value in _ticks(low, high):
-        name = "zero" if value == 0 else "rule"
-        # Beside the bars only, so that no line goes through a text.
-        inside += [_line(at(value), at(value), top + 20, top + 42, name) for top in tops]
-        inside.append(_text(axis.format(value), at(value), bottom + 15, "soft", "middle"))
-    inside.append(_text(f"◀ {axis.left}", 0, bottom + 36, "soft", "start"))
-    inside.append(_text(f"{axis.right} ▶", 100, bottom + 36, "soft", "end"))
+    if known:
+        inside += _draw_axis(axis, _ticks(low, high), at, tops)
     for top, bar in zip(tops, bars, strict=True):
         inside += _draw_bar(bar, top, at, low, high)
+    height = _ROW * len(bars) + (_AXIS if known else 0)
     return tag("svg", *inside, role="img", aria_label=title, height=height, class_="intervals")
+
+
+def _draw_axis(
+    axis: Axis, ticks: Sequence[float], at: Callable[[float], float], tops: Sequence[float]
+) -> list[Html]:
+    drawn = []
+    bottom = tops[-1] + _ROW
+    for value in ticks:
+        name = "zero" if value == 0 else "rule"
+        # Beside the bars only, so that no line goes through a text.
+        drawn += [_line(at(value), at(value), top + 20, top + 42, name) for top in tops]
+        drawn.append(_text(axis.format(value), at(value), bottom + 19, "soft", "middle"))
+    drawn.append(_text(f"◀ {axis.left}", 0, bottom + 40, "soft", "start"))
+    drawn.append(_text(f"{axis.right} ▶", 100, bottom + 40, "soft", "end"))
+    return drawn
 
 
 def _draw_bar(bar: Bar, top: float, at: Callable[[float], float], low: float, high: float) -> list[Html]:

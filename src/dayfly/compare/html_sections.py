@@ -358,7 +358,7 @@ def list_versions(versions: Versions) -> Html:
         ["read from", *(_source(f) for f in facts)],
         ["records with problems", *(_problems(f) for f in facts)],
     ]
-    return table("The versions compared", ["", *(f"{v.letter} {v.facts.agent}" for v in versions.values())], rows)
+    return table("The versions compared", ["", *(v.letter for v in versions.values())], rows)
 
 
 def _source(facts: SideFacts) -> str:

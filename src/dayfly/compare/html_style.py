@@ -76,6 +76,7 @@ svg .count { font-weight: 600; stroke-width: 4px; }
 .hatch-edge { stroke: var(--hatch); }
 .grid { table-layout: fixed; min-width: calc(13rem + var(--columns) * 8.5rem); }
 .grid th:first-child { width: 38%; }
+.grid thead th { overflow-wrap: anywhere; }
 .grid tbody th { font-weight: 400; padding-left: .35rem; }
 .grid td, .swatch { border: 1px solid var(--line); padding: .15rem .45rem .3rem; }
 .grid td { background: linear-gradient(var(--bar), var(--bar)) 0 100% / var(--s, 0) 4px no-repeat; }
