@@ -112,7 +112,7 @@ def test_importing_does_nothing():
     assert done.stdout == b"" and done.stderr == b""
 
 
-@pytest.mark.parametrize("name", ["job", "task", "rollout"])
+@pytest.mark.parametrize("name", ["job", "task", "rollout", "gate", "quarantine"])
 def test_published_schemas_are_current(name, tmp_path):
     script = ROOT / "scripts/write-schemas"
     code = f"import runpy; print(runpy.run_path({str(script)!r})['text_of']('{name}.schema.json'), end='')"

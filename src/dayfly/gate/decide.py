@@ -30,6 +30,7 @@ from dayfly.gate.verdict import EXIT_CODES, Answer, EarlyStopped, GateVerdict, R
 from dayfly.gate.words import plural
 from dayfly.results.side import Side
 
+NOTHING_QUARANTINED = Quarantine()
 NOT_ANSWERED = "not answered: the results are not valid"
 
 
@@ -39,7 +40,7 @@ def decide(
     baseline: Side | None = None,
     *,
     policy_digest: str,
-    quarantine: Quarantine = Quarantine(),
+    quarantine: Quarantine = NOTHING_QUARANTINED,
     confirm: Sequence[Side] = (),
     today: datetime.date | None = None,
     now_unix: float | None = None,

@@ -34,7 +34,7 @@ def _tampered(case: Case) -> Iterator[RuleResult]:
         if found:
             yield _notice(
                 f"tampered.{name}",
-                f"{name}: a verdict was planted or changed in {plural(len(found), 'task')}, which counts as failed: "
+                f"{name}: a verdict was planted or changed in {plural(len(found), 'task')}, which is a failure: "
                 + listed(found, SHOWN),
                 found,
             )

@@ -1,0 +1,427 @@
+"""From rules to a verdict: tiers, evidence, confirmation, few tasks, and that there always is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dayfly.errors import ConfigError
+from dayfly.gate.text import MARKS, render_text
+from dayfly.gate.verdict import EXIT_CODES, GateVerdict, RuleResult
+
+SCORE = {"metrics": {"score": {"margin": 0.05}}}
+
+
+def rule(verdict: GateVerdict, id: str) -> RuleResult:
+    return next(r for r in verdict.rules if r.id == id)
+
+
+# --- metrics -----------------------------------------------------------------------------------------
+
+
+def test_an_identical_candidate_of_enough_tasks_passes(judge: Any, make_side: Any, marks: Any) -> None:
+    verdict = judge(SCORE, make_side(marks(100, 90)), make_side(marks(100, 90), "baseline"))
+    assert (verdict.verdict, verdict.exit_code) == ("pass", 0)
+    assert "+0.0 points" in verdict.reason and "improved" not in verdict.reason
+
+
+def test_an_identical_candidate_of_few_tasks_is_inconclusive_and_told_what_is_missing(
+    judge: Any, make_side: Any, marks: Any
+) -> None:
+    """Case 60: a copy is not rejected, and ten tasks cannot show a difference of under five points."""
+    verdict = judge(SCORE, make_side(marks(10, 9)), make_side(marks(10, 9), "baseline"))
+    assert (verdict.verdict, verdict.exit_code, verdict.decided_by) == ("inconclusive", 3, "metric.score.margin")
+    assert verdict.more_rollouts is not None and verdict.more_rollouts > 10
+    assert f"about {verdict.more_rollouts} more rollouts" in verdict.reason
+
+
+def test_an_improvement_is_called_one(judge: Any, make_side: Any, marks: Any) -> None:
+    verdict = judge(SCORE, make_side(marks(100, 80)), make_side(marks(100, 60), "baseline"))
+    assert verdict.verdict == "pass" and "score improved: +20.0 points" in verdict.reason
+
+
+def test_four_regressions_are_no_evidence_and_five_are(judge: Any, make_side: Any, marks: Any) -> None:
+    """0.5⁴ = 0.06, whatever an interval says; 0.5⁵ = 0.03."""
+    policy = {"metrics": {"score": {"margin": 0.0}}}
+    base = make_side(marks(100, 90), "baseline")
+    assert judge(policy, make_side(marks(100, 86)), base).verdict == "inconclusive"
+    assert judge(policy, make_side(marks(100, 85)), base).verdict == "fail"
+
+
+def test_one_flaky_miss_blocks_nothing(judge: Any, make_side: Any, marks: Any) -> None:
+    base = make_side(marks(100, 90, 3), "baseline")
+    policy = {**SCORE, "must_pass": ["task-007"], "no_regression": ["*"]}
+    verdict = judge(policy, make_side({**marks(100, 90, 3), "task-007": "PFP"}), base)
+    assert verdict.verdict == "pass"
+    assert "flaky: task-007 2/3" in rule(verdict, "must_pass").reason
+    assert next(t for t in verdict.tasks if t.task == "task-007").status == "flaky"
+    assert rule(verdict, "flaky.candidate").kind == "notice"
+
+
+def worse(seconds: float = 1.0) -> dict[str, Any]:
+    return {"seconds_sum": seconds}
+
+
+@pytest.mark.parametrize(
+    ("tier", "answer", "code"), [("critical", "fail", 1), ("supporting", "fail", 1), ("advisory", "pass", 0)]
+)
+def test_what_is_shown_to_be_worse_fails_unless_it_is_advisory(
+    judge: Any, make_side: Any, make_task: Any, marks: Any, tier: str, answer: str, code: int
+) -> None:
+    policy = {"metrics": {"score": {"margin": 0.05}, "seconds": {"margin": 0.2, "tier": tier}}}
+    slow = [make_task(n, m, seconds_sum=2.0 + i / 100) for i, (n, m) in enumerate(marks(100, 90).items())]
+    verdict = judge(policy, make_side(slow), make_side(marks(100, 90), "baseline"))
+    assert (verdict.verdict, verdict.exit_code) == (answer, code)
+    assert rule(verdict, "metric.seconds.margin").answer == "fail"
+
+
+@pytest.mark.parametrize(
+    ("tier", "answer"), [("critical", "inconclusive"), ("supporting", "pass"), ("advisory", "pass")]
+)
+def test_an_unknown_cost_holds_back_a_pass_only_where_it_is_critical(
+    judge: Any, make_side: Any, marks: Any, tier: str, answer: str
+) -> None:
+    policy = {"metrics": {"score": {"margin": 0.05}, "cost_usd": {"margin": 0.2, "tier": tier}}}
+    verdict = judge(policy, make_side(marks(100, 90)), make_side(marks(100, 90), "baseline"))
+    cost = rule(verdict, "metric.cost_usd.margin")
+    assert (verdict.verdict, cost.answer) == (answer, "inconclusive")
+    assert "not known" in cost.reason and verdict.more_rollouts is None
+
+
+def test_holm_corrects_for_several_metrics_and_can_be_left_out(judge: Any, make_side: Any, marks: Any) -> None:
+    """Five regressions (p = 0.03) are evidence for one metric of one, and not for one of two."""
+    base, candidate = make_side(marks(100, 90), "baseline"), make_side(marks(100, 85))
+    one = {"metrics": {"score": {"margin": 0.0}}}
+    two = {"metrics": {"score": {"margin": 0.0}, "seconds": {"margin": 0.5, "tier": "supporting"}}}
+    assert judge(one, candidate, base).verdict == "fail"
+    assert judge(two, candidate, base).verdict == "inconclusive"
+    assert judge({**two, "multiplicity": "none"}, candidate, base).verdict == "fail"
+    two["metrics"]["seconds"]["tier"] = "advisory"
+    assert judge(two, candidate, base).verdict == "fail"
+
+
+@pytest.mark.parametrize(("meaning", "code"), [("block", 3), ("fail", 1), ("allow", 0)])
+def test_what_inconclusive_means_changes_the_exit_code_only(
+    judge: Any, make_side: Any, marks: Any, meaning: str, code: int
+) -> None:
+    policy = {**SCORE, "on_inconclusive": meaning}
+    verdict = judge(policy, make_side(marks(10, 9)), make_side(marks(10, 9), "baseline"))
+    assert (verdict.verdict, verdict.exit_code) == ("inconclusive", code)
+
+
+# --- without a baseline ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "answer"), [(0.7, "pass"), (0.85, "inconclusive"), (0.9, "inconclusive"), (0.97, "fail")]
+)
+def test_a_single_job_against_an_absolute_bound(
+    judge: Any, make_side: Any, marks: Any, least: float, answer: str
+) -> None:
+    """90 of 100: between 83.6 % and 94.5 % by Clopper and Pearson."""
+    verdict = judge({"metrics": {"score": {"min": least}}}, make_side(marks(100, 90)))
+    assert verdict.verdict == answer and verdict.baseline is None and verdict.comparison is None
+    assert "(83.6 % to 94.5 %)" in rule(verdict, "metric.score.min").reason
+
+
+def test_one_task_is_judged_over_its_attempts(judge: Any, make_side: Any) -> None:
+    verdict = judge({"metrics": {"score": {"min": 0.8}}}, make_side({"one": "P" * 20}))
+    assert verdict.verdict == "pass", verdict.reason
+    verdict = judge({"metrics": {"score": {"min": 0.8}}}, make_side({"one": "P"}))
+    assert verdict.verdict == "inconclusive"
+
+
+def test_equal_tasks_do_not_make_certainty(judge: Any, make_side: Any, marks: Any) -> None:
+    """Ten tasks that pass in all attempts leave room for some that do not."""
+    policy = {"metrics": {"score": {"min": 0.95}, "pass^2": {"min": 0.95}, "reward": {"min": 0.95}}}
+    verdict = judge(policy, make_side(marks(10, 10, 2)))
+    assert rule(verdict, "metric.score.min").answer == "inconclusive"
+    assert rule(verdict, "metric.pass^2.min").answer == "inconclusive"
+    assert rule(verdict, "metric.reward.min").answer == "inconclusive"
+
+
+def test_clusters_count_once(judge: Any, make_side: Any, make_task: Any, marks: Any) -> None:
+    """Twenty tasks of two repositories, one of which fails: the difference between repositories is what is seen."""
+    tasks = [
+        make_task(n, m, metadata={"repository": "a" if i < 10 else "b"})
+        for i, (n, m) in enumerate(marks(20, 10).items())
+    ]
+    policy: dict[str, Any] = {"metrics": {"score": {"max": 0.75}}}
+    assert judge(policy, make_side(tasks)).verdict == "pass"
+    assert judge({**policy, "cluster_by": "repository"}, make_side(tasks)).verdict == "inconclusive"
+
+
+def test_a_policy_of_margins_alone_needs_a_baseline(judge: Any, make_side: Any, marks: Any) -> None:
+    with pytest.raises(ConfigError, match="only compares with a baseline"):
+        judge({**SCORE, "no_regression": ["*"]}, make_side(marks(10, 9)))
+
+
+def test_without_a_baseline_margins_are_said_not_to_apply(judge: Any, make_side: Any, marks: Any) -> None:
+    policy = {"metrics": {"score": {"margin": 0.05, "min": 0.5}}, "no_regression": ["*"]}
+    verdict = judge(policy, make_side(marks(100, 90)))
+    assert verdict.verdict == "pass"
+    assert "metrics.score.margin, no_regression" in rule(verdict, "not_applied").reason
+
+
+# --- single tasks ------------------------------------------------------------------------------------
+
+
+MUST = {"must_pass": ["a"]}
+
+
+def again(side: Any, make_side: Any, marks: str, job: str = "again", **changes: Any) -> Any:
+    """A confirming job: task `a` once more, by the candidate's agent."""
+    return replace(make_side({"a": marks}, job), agent_digest=side.agent_digest, **changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "confirming", "answer"),
+    [
+        ("P", [], "pass"),
+        ("F", [], "inconclusive"),
+        ("F", ["F"], "fail"),
+        ("FF", [], "fail"),
+        ("tx", [], "fail"),
+        ("PF", [], "inconclusive"),
+        ("PFF", [], "inconclusive"),
+        ("PPF", [], "pass"),
+        ("F", ["P"], "inconclusive"),
+        ("F", ["PP"], "pass"),
+        ("F", ["P", "P"], "pass"),
+        ("FF", ["P"], "inconclusive"),
+        ("F", ["i"], "inconclusive"),
+    ],
+)
+def test_a_failure_counts_when_it_is_reproducible(
+    judge: Any, make_side: Any, own: str, confirming: list[str], answer: str
+) -> None:
+    side = make_side({"a": own})
+    confirm = [again(side, make_side, m, f"again-{i}") for i, m in enumerate(confirming)]
+    verdict = judge(MUST, side, confirm=confirm)
+    assert verdict.verdict == answer, verdict.reason
+    assert verdict.candidate.score == side.tasks["a"].rate, "a re-run never changes a score"
+
+
+def test_an_unconfirmed_failure_comes_with_the_command_that_confirms_it(judge: Any, make_side: Any) -> None:
+    side = make_side({"a": "F", "b's": "F", "c": "P"})
+    verdict = judge({"must_pass": ["*"], "confirm": {"failures": 3}}, side)
+    assert (verdict.verdict, verdict.decided_by, verdict.more_rollouts) == ("inconclusive", "must_pass", 4)
+    command = """`dayfly run JOBFILE --agent agent --task a --task 'b'"'"'s' --attempts 2`"""
+    assert command in verdict.reason and "--confirm last" in verdict.reason
+    assert rule(verdict, "must_pass").tasks == ("a", "b's")
+
+
+def test_no_regression_guards_what_the_baseline_passed(judge: Any, make_side: Any) -> None:
+    """The baseline never passed `c`, and `b` half of the time: neither is a regression."""
+    policy = {"no_regression": ["*"]}
+    base = make_side({"a": "PPP", "b": "PF.", "c": "FFF"}, "baseline", job_planned=9, job_graded=9)
+    floors = {"coverage": {"side": 0.5}}
+    gone = make_side({"a": "PPP", "b": "FFF", "c": "FFF"})
+    assert judge({**policy, **floors}, gone, base).verdict == "pass"
+    verdict = judge({**policy, **floors}, make_side({"a": "FFF", "b": "FFF", "c": "FFF"}), base)
+    assert (verdict.verdict, rule(verdict, "no_regression").tasks) == ("fail", ("a",))
+
+
+def test_no_regression_of_a_task_that_changed_is_not_known(judge: Any, make_side: Any, make_task: Any) -> None:
+    base = make_side({n: "PP" for n in "abcdefghijkl"}, "baseline")
+    changed = [make_task(n, "PP", **({"task_digest": "sha256:new"} if n == "a" else {})) for n in "abcdefghijkl"]
+    verdict = judge({"no_regression": ["a"]}, make_side(changed), base)
+    assert verdict.verdict == "inconclusive" and "task changed: a" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"agent_digest": "sha256:other"}, "another agent version"),
+        ({"job_id": "candidate"}, "counted already"),
+    ],
+)
+def test_a_job_that_confirms_something_else_is_refused(
+    judge: Any, make_side: Any, changes: dict[str, Any], said: str
+) -> None:
+    side = make_side({"a": "F"})
+    with pytest.raises(ConfigError, match=said):
+        judge(MUST, side, confirm=[replace(again(side, make_side, "F"), **changes)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task_digest": "sha256:new"}, "the content of task 'a'"),
+        ({"verifier_digest": "sha256:new"}, "the verifier of task 'a'"),
+        ({"agent_limit_s": 1.0}, "a limit of task 'a'"),
+        ({"machine": (8, 1024, 4096)}, "a limit of task 'a'"),
+        ({"disk_digests": ("sha256:new",)}, "the image of task 'a'"),
+        ({"isolation": ("kvm",)}, "the isolation of task 'a'"),
+        ({"verifier_classes": ("separate",)}, "the verifier class of task 'a'"),
+    ],
+)
+def test_a_confirmation_under_other_conditions_is_refused(
+    judge: Any, make_side: Any, make_task: Any, changes: dict[str, Any], said: str
+) -> None:
+    side = make_side({"a": "F"})
+    other = replace(make_side([make_task("a", "F", **changes)], "again"), agent_digest=side.agent_digest)
+    with pytest.raises(ConfigError, match=said):
+        judge(MUST, side, confirm=[other])
+
+
+# --- fault cases -------------------------------------------------------------------------------------
+
+
+def test_case_57_a_score_over_few_results_is_no_score(judge: Any, make_side: Any) -> None:
+    """One graded of ten, and it passed: no 100 %, but no answer. Timeouts are failures, not gaps."""
+    policy = {"metrics": {"score": {"min": 0.5}}}
+    lone = make_side({f"t{i}": "P" if i == 0 else "." for i in range(10)})
+    verdict = judge(policy, lone)
+    assert (verdict.verdict, verdict.exit_code) == ("invalid", 4)
+    assert "1 of 10 rollouts graded (10 %)" in verdict.reason and "100" not in verdict.reason
+    slow = judge(policy, make_side({f"t{i}": "Ptt" for i in range(30)}))
+    assert slow.verdict == "fail" and "33.3 %" in slow.reason
+
+
+def test_case_57_three_infra_errors_of_ten(judge: Any, make_side: Any) -> None:
+    verdict = judge({"metrics": {"score": {"min": 0.5}}}, make_side({f"t{i}": "Pi"[i < 3] for i in range(10)}))
+    assert verdict.decided_by == "coverage.job.candidate"
+
+
+def test_case_58_nine_of_ten_lost_are_no_pass_and_one_of_a_hundred_no_failure(
+    judge: Any, make_side: Any, marks: Any
+) -> None:
+    base = make_side(marks(10, 10), "baseline")
+    lost = make_side({n: "i" if i else "P" for i, n in enumerate(marks(10, 10))})
+    verdict = judge(SCORE, lost, base)
+    assert (verdict.verdict, verdict.exit_code) == ("invalid", 4)
+    assert verdict.decided_by.startswith("coverage")
+    one = make_side({**marks(100, 90), "task-000": "i"})
+    assert judge(SCORE, one, make_side(marks(100, 90), "baseline")).verdict == "pass"
+
+
+def test_case_59_sides_with_other_tasks_are_not_compared(judge: Any, make_side: Any, marks: Any) -> None:
+    base = make_side(marks(10, 9), "baseline")
+    candidate = make_side({n: "P" for n in [*list(marks(10, 9))[:9], "new"]})
+    verdict = judge(SCORE, candidate, base)
+    assert (verdict.verdict, verdict.exit_code, verdict.decided_by) == ("invalid", 4, "comparable.tasks")
+    assert "9 of 11 tasks comparable" in verdict.reason
+    reasons = {t.task: t.reason for t in verdict.tasks if t.status == "left out"}
+    assert reasons == {"task-009": "only in the baseline", "new": "only in the candidate"}
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_hardly_any_task(judge: Any, make_side: Any, marks: Any, count: int) -> None:
+    verdict = judge(SCORE, make_side(marks(count, count)), make_side(marks(count, count), "baseline"))
+    assert verdict.verdict == ("invalid" if count == 0 else "inconclusive")
+
+
+@pytest.mark.parametrize("passed", [0, 200])
+def test_all_equal(judge: Any, make_side: Any, marks: Any, passed: int) -> None:
+    side = make_side(marks(200, passed, 3))
+    assert judge(SCORE, side, make_side(marks(200, passed, 3), "baseline")).verdict == "pass"
+
+
+def test_tasks_are_listed_failing_first(judge: Any, make_side: Any, make_task: Any) -> None:
+    base = make_side({"a": "PP", "b": "FF", "c": "PP", "d": "PF", "e": "FF", "f": "PP"}, "baseline")
+    candidate = make_side({"a": "PP", "b": "PP", "c": "FF", "d": "FP", "e": "FF", "g": "PP"})
+    policy = {**SCORE, "coverage": {"comparable": 0.5}, "must_pass": ["e"]}
+    verdict = judge(policy, candidate, base)
+    assert [(t.task, t.status) for t in verdict.tasks] == [
+        ("e", "failed"),
+        ("c", "regressed"),
+        ("d", "flaky"),
+        ("f", "left out"),
+        ("g", "left out"),
+        ("b", "improved"),
+        ("a", "passed"),
+    ]
+    assert (verdict.tasks[1].base, verdict.tasks[1].candidate, verdict.tasks[1].seconds) == ("2/2", "0/2", 1.0)
+    assert verdict.tasks[0].reason.startswith("must_pass")
+
+
+# --- always a verdict ----------------------------------------------------------------------------------
+
+
+MARKS_OF_ATTEMPTS = st.text(alphabet="PPPFFFTteEmMdDxpivcs.", min_size=1, max_size=4)
+NUMBERS = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+TASKS = st.dictionaries(st.sampled_from("abcdefghij"), st.tuples(MARKS_OF_ATTEMPTS, NUMBERS), max_size=10)
+RULES = st.builds(
+    lambda margin, min, tier: {"margin": margin, "min": min, "tier": tier},
+    st.floats(min_value=0, max_value=1),
+    st.floats(min_value=0, max_value=1) | st.none(),
+    st.sampled_from(["critical", "supporting", "advisory"]),
+)
+METRICS = st.dictionaries(
+    st.sampled_from(["score", "reward", "pass@1", "pass@2", "pass^3", "seconds", "tokens", "cost_usd"]), RULES
+)
+
+
+def numbers_of(value: Any) -> Iterator[float]:
+    match value:
+        case float():
+            yield value
+        case dict():
+            yield from (n for v in value.values() for n in numbers_of(v))
+        case list():
+            yield from (n for v in value for n in numbers_of(v))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    candidate=TASKS,
+    baseline=TASKS,
+    metrics=METRICS,
+    floor=st.sampled_from([0.0, 0.5, 0.9]),
+    listed=st.booleans(),
+    meaning=st.sampled_from(["block", "fail", "allow"]),
+    cluster=st.booleans(),
+)
+def test_there_is_always_one_verdict(
+    judge: Any,
+    make_side: Any,
+    make_task: Any,
+    candidate: dict[str, tuple[str, float]],
+    baseline: dict[str, tuple[str, float]],
+    metrics: dict[str, Any],
+    floor: float,
+    listed: bool,
+    meaning: str,
+    cluster: bool,
+) -> None:
+    def side(tasks: dict[str, tuple[str, float]], job: str) -> Any:
+        made = [
+            make_task(n, m, seconds_sum=x, reward_sum=x, metadata={"r": n[0] < "d"}) for n, (m, x) in tasks.items()
+        ]
+        return make_side(made, job)
+
+    policy = {
+        "metrics": metrics,
+        "coverage": dict.fromkeys(["job", "side", "task", "comparable"], floor),
+        "infra": {"max_rate": 1.0 - floor, "max_difference": 1.0 - floor},
+        "must_pass": ["*"] if listed else [],
+        "no_regression": ["a", "b"] if listed else [],
+        "on_inconclusive": meaning,
+        "cluster_by": "r" if cluster else None,
+        "allow_differences": ["attempts"],
+    }
+    verdict = judge(policy, side(candidate, "candidate"), side(baseline, "baseline"))
+    text = json.dumps(verdict.model_dump(mode="json"), allow_nan=False)
+    assert all(math.isfinite(n) for n in numbers_of(json.loads(text)))
+    assert GateVerdict.model_validate_json(text) == verdict
+    allowed = {EXIT_CODES[verdict.verdict]}
+    if verdict.verdict == "inconclusive":
+        allowed = {{"block": 3, "fail": 1, "allow": 0}[meaning]}
+    assert {verdict.exit_code} == allowed
+    lines = render_text(verdict)
+    assert sum(line.startswith(f"{verdict.verdict.upper()}: ") for line in lines) == 1
+    marks = [line[0] for line in lines if line[:1] in MARKS.values()]
+    assert marks == [MARKS[r.answer] for r in verdict.rules if r.kind != "notice"]
+    assert {t.task for t in verdict.tasks} == {*candidate, *baseline}
+    deciding = [r for r in verdict.rules if r.id == verdict.decided_by]
+    assert [r.answer for r in deciding] == ([] if verdict.verdict == "pass" else [verdict.verdict])
+    if verdict.verdict == "invalid":
+        assert all(r.answer == "invalid" for r in verdict.rules if r.kind in ("metric", "tasks"))
