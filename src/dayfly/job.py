@@ -25,7 +25,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 import dayfly
@@ -64,6 +63,7 @@ from dayfly.registry import HypervisorSettings, make_agent, make_hypervisor, mak
 from dayfly.results.host import host_facts
 from dayfly.results.side import MISSING, Side, TaskResults
 from dayfly.rollout import STEPS_REBOOTED, Context, agent_limit_s, room_for, run_rollout
+from dayfly.settings import read_settings, refused
 from dayfly.sharing import Sharing
 
 if TYPE_CHECKING:
@@ -145,15 +145,7 @@ class JobFile(Frozen):
 
 def load_job_file(path: Path) -> JobFile:
     """Read a job file. Raises `ConfigError` naming file, key and, for a misspelt key, the nearest one."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ConfigError(f"{path}: {e.strerror}", hint="give the path of a job file") from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is not YAML: {e}") from e
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} does not hold a table of settings", hint="see examples/demo/job.yaml")
-    return parse_job(data, str(path))
+    return parse_job(read_settings(path, what="a job file", example="examples/demo/job.yaml"), str(path))
 
 
 def parse_job(data: Mapping[str, Any], where: str) -> JobFile:
@@ -163,14 +155,7 @@ def parse_job(data: Mapping[str, Any], where: str) -> JobFile:
     try:
         return JobFile.model_validate(data)
     except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        hint = None
-        if first["type"] == "extra_forbidden":
-            known = list(AgentEntry.model_fields if "agents" in first["loc"] else JobFile.model_fields)
-            near = get_close_matches(str(first["loc"][-1]), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        raise ConfigError(f"{where}: {key}: {first['msg']}", hint=hint) from e
+        raise refused(e, JobFile, where) from e
 
 
 def choose_tasks(job: JobFile, base_dir: Path, patterns: Sequence[str]) -> JobFile:

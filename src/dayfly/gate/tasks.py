@@ -6,6 +6,7 @@ confirming jobs are counted here and nowhere else.
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def rerun_command(case: Case, wanted: Mapping[str, int]) -> str:
     """The command that does these tasks again, as often as the one that needs it most."""
     words = ["--agent", case.candidate.agent]
     for name in wanted:
-        words += ["--task", name]
+        words += ["--task", glob.escape(name)]  # it takes patterns
     return f"`dayfly run JOBFILE {shlex.join([*words, '--attempts', str(max(wanted.values()))])}`"
 
 
