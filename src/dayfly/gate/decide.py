@@ -133,7 +133,7 @@ def _rules(case: Case) -> Iterator[RuleResult]:
 
 def _unanswered(rule: RuleResult) -> RuleResult:
     """Of results that are not valid, no figure is named."""
-    return rule.model_copy(update={"answer": "invalid", "reason": NOT_ANSWERED, "tasks": (), "more_rollouts": None})
+    return RuleResult(id=rule.id, kind=rule.kind, tier=rule.tier, answer="inconclusive", reason=NOT_ANSWERED)
 
 
 def _early_stop(stopped: EarlyStopped | None) -> Iterator[RuleResult]:
@@ -178,10 +178,7 @@ def _exit_code(policy: Policy, answer: Answer) -> int:
 
 def _reason(answer: Answer, decisive: RuleResult | None, rules: Sequence[RuleResult]) -> str:
     if decisive is not None:
-        others = sum(
-            r.answer == answer and r.tier != "advisory" and r is not decisive and r.reason != NOT_ANSWERED
-            for r in rules
-        )
+        others = sum(r.answer == answer and r.tier != "advisory" and r is not decisive for r in rules)
         return decisive.reason + (f" (and {plural(others, 'other rule')})" if others else "")
     shown = [r for r in rules if r.kind in ("metric", "tasks") and r.tier == "critical"]
     if not shown:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from dayfly.compare.model import Metric
 from dayfly.gate.absolute import Level, Limits, level
 from dayfly.gate.case import Case
-from dayfly.gate.policy import MetricRule, Tier
+from dayfly.gate.policy import MetricRule, Tier, is_share
 from dayfly.gate.verdict import Answer, RuleResult
 from dayfly.gate.words import percent
 from dayfly.results.side import TaskResults
@@ -40,6 +40,7 @@ class Tested:
     p: float | None = None
     """Of "it is kept"; small when it is broken. None: it cannot be shown to be broken."""
     more: int | None = None
+    tasks: tuple[str, ...] = ()
 
 
 def metric_rules(case: Case) -> Iterator[RuleResult]:
@@ -61,7 +62,15 @@ def _answered(test: Tested, p: float | None, alpha: float, *, corrected: bool) -
     more = test.more if answer == "inconclusive" else None
     if more is not None:
         said += f"; about {more} more rollouts of the candidate would probably decide"
-    return RuleResult(id=test.id, kind="metric", tier=test.tier, answer=answer, reason=said, more_rollouts=more)
+    return RuleResult(
+        id=test.id,
+        kind="metric",
+        tier=test.tier,
+        answer=answer,
+        reason=said,
+        tasks=() if answer == "pass" else test.tasks,
+        more_rollouts=more,
+    )
 
 
 def _tests(case: Case, name: str, rule: MetricRule) -> Iterator[Tested]:
@@ -103,6 +112,7 @@ def _margin(case: Case, name: str, margin: float, tier: Tier) -> Tested:
         broken=least > margin + ROUNDING,
         p=metric.p_beyond_margin,
         more=None if kept else _more(case, metric, margin),
+        tasks=tuple(p.task for p in case.comparison.pairs if p.delta < 0) if is_share(name) else (),
     )
 
 
