@@ -72,14 +72,16 @@ def _task_message(case: TaskCase) -> str:
 
 
 def _command(note: _Note) -> str:
-    title = _clip(visible(note.title), _LONGEST_TITLE)
+    title = _clip(note.title, _LONGEST_TITLE)
     # Line breaks of ours stay breaks; those within names have been written as escapes.
-    message = "\n".join(_clip(visible(line), _LONGEST_MESSAGE) for line in note.lines)
+    message = "\n".join(_clip(line, _LONGEST_MESSAGE) for line in note.lines if line) or title
     return f"::{note.level} title={_escape_property(title)}::{_escape(message)}"
 
 
 def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """The beginning of a text, made visible."""
+    shown = visible(text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def _escape(text: str) -> str:

@@ -158,7 +158,11 @@ def _properties(verdict: GateVerdict) -> ElementTree.Element:
 
 
 def _testcase(case: _Case, classname: str) -> ElementTree.Element:
-    attributes = {"classname": classname, "name": visible(case.name) or "(no name)", "time": f"{case.seconds:.3f}"}
+    attributes = {
+        "classname": classname,
+        "name": visible(case.name).strip() or "(no name)",
+        "time": f"{case.seconds:.3f}",
+    }
     element = ElementTree.Element("testcase", attributes)
     if case.kind == "passed":
         return element

@@ -167,15 +167,17 @@ def _size(text: str) -> int:
 
 def code(name: str) -> str:
     """A name as a code span that it cannot end."""
-    shown = _clip(visible(name), _LONGEST_NAME).replace("`", "\\x60").replace("|", "\\x7c")
+    shown = _clip(name, _LONGEST_NAME).replace("`", "\\x60").replace("|", "\\x7c")
     return f"`{shown}`" if shown.strip() else "(no name)"
 
 
 def prose(sentence: str) -> str:
     """A sentence in which every word that could mean something in Markdown is code."""
-    words = _clip(visible(sentence), _LONGEST_SENTENCE).split()
+    words = _clip(sentence, _LONGEST_SENTENCE).split()
     return " ".join(word if _HARMLESS.fullmatch(word) and not _LINK.search(word) else code(word) for word in words)
 
 
 def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """The beginning of a text, made visible."""
+    shown = visible(text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -70,18 +70,10 @@ def test_critical_rules_come_before_supporting_ones(make_verdict):
         for tier in ("advisory", "supporting", "critical")
         for i in range(4)
     )
-    titles = [
-        read(line)[1] for line in render_annotations(make_verdict("fail", rules=rules, decided_by="critical0"))
-    ]
-    named = [t.removeprefix("gate: ") for t in titles[1:9]]
-    assert (
-        named
-        == [f"critical{i}" for i in (1, 2, 3)]
-        + [f"supporting{i}" for i in range(4)]
-        + ["regressed: db-migrate"][:0]
-        + named[7:]
-    )
-    assert "advisory" in named[7]
+    lines = render_annotations(make_verdict("fail", rules=rules, decided_by="critical0", tasks=()))
+    titles = [read(line)[1].removeprefix("gate: ") for line in lines[1:9]]
+    assert titles[:7] == [f"critical{i}" for i in (1, 2, 3)] + [f"supporting{i}" for i in range(4)]
+    assert titles[7] == "advisory0: fail (advisory)"
 
 
 def test_hostile_names_plant_nothing(hostile):

@@ -107,7 +107,7 @@ def test_hostile_names_mean_nothing(hostile):
     assert sum(len(t) - 1 for n, t in tables(text).items() if n == "Rules") == len(hostile.rules)
 
 
-@pytest.mark.parametrize("length", [10, 200, 100_000])
+@pytest.mark.parametrize("length", [10, 200, 5000])
 def test_five_thousand_tasks_with_long_hostile_names_are_bounded(make_verdict, length):
     statuses = ["regressed", "failed", "flaky", "left out", "improved", "passed"]
     names = [f"{i}|`<b>@x\u202e\U0001f600" + "\U0001f600|" * length for i in range(5000)]
