@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,11 +21,11 @@ TODAY = datetime.date(2026, 6, 1)
 
 
 def make_task(name: str, marks: str, **changes: Any) -> TaskResults:
-    """A task with these marks: a second and 100 tokens an attempt, a reward of 1 for each pass."""
+    """A task with these marks: a good second and 100 tokens an attempt, a reward of 1 for each pass."""
     bare = TaskResults(task=name, task_digest=f"sha256:{name}", marks=marks)
     fields: dict[str, Any] = {
         "reward_sum": float(bare.passed),
-        "seconds_sum": float(bare.graded),
+        "seconds_sum": bare.graded * (1 + zlib.crc32(name.encode()) % 64 / 1024),
         "tokens_sum": 100 * bare.graded,
         "cost_sum": None,
         "verifier_digest": f"sha256:judge-{name}",

@@ -48,7 +48,8 @@ def level(
     single = all(t.graded == 1 for t in tasks) or len(tasks) == 1
     if name == "score" and single and (clusters is None or len(tasks) == 1):
         return _exact(sum(t.passed for t in tasks), sum(t.graded for t in tasks), limits, alpha, len(tasks))
-    return _mean(known, limits, alpha, clusters, bounded=is_share(name))
+    bounded = is_share(name) or (name == "reward" and all(0 <= v <= 1 for v in known))
+    return _mean(known, limits, alpha, clusters, bounded=bounded)
 
 
 def value_of(name: str, task: TaskResults) -> float | None:
