@@ -215,7 +215,8 @@ def _margin_cells(metric: Metric) -> list[str]:
 
 
 def _method(metric: Metric) -> str:
-    return metric.method if metric.known else ""
+    """How it was estimated, and why it has no interval, if it has none."""
+    return "; ".join(filter(None, (metric.method, metric.reason))) if metric.known else ""
 
 
 def draw_flow(comparison: Comparison) -> list[Html]:
