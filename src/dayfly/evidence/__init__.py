@@ -21,6 +21,7 @@ from dayfly.evidence.durable import (
     sync_tree,
     write_durable,
 )
+from dayfly.evidence.find import find_job, find_path
 from dayfly.evidence.job_folder import (
     JobFolder,
     Recovered,
@@ -43,6 +44,8 @@ __all__ = [
     "RolloutFolder",
     "append_event",
     "canonical_json",
+    "find_job",
+    "find_path",
     "fingerprint",
     "list_jobs",
     "load_record",

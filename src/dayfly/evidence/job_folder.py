@@ -43,7 +43,7 @@ from dayfly.evidence.durable import (
     write_new,
 )
 from dayfly.evidence.rollout_folder import DISK_NAME, RECORD_NAME, RolloutFolder
-from dayfly.evidence.seal import is_intact, load_record, seal
+from dayfly.evidence.seal import is_intact, load_record, load_sealed, seal
 from dayfly.model import RolloutKey, RolloutRecord
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no letter is taken for a digit
@@ -347,13 +347,14 @@ class JobFolder:
         """Where the result of an attempt is, or will be."""
         return self.path / "rollouts" / safe_component(key.task) / safe_component(key.agent) / str(key.attempt)
 
-    def records(self, on_broken: OnBroken | None = None) -> Iterator[RolloutRecord]:
+    def records(self, on_broken: OnBroken | None = None, *, sealed: bool = False) -> Iterator[RolloutRecord]:
         """The result of every attempt that has one, graded or not, by task, agent and attempt.
 
-        A broken record is given to `on_broken`; without that, `HostError` names it.
+        A broken record is given to `on_broken`; without that, `HostError` names it. `sealed`: so is one that is
+        not as it was sealed (its own content only; `verify_folder` checks every file).
         """
         for folder, label in self._folders():
-            if label is None and (record := _load(folder, on_broken)) is not None:
+            if label is None and (record := _load(folder, on_broken, sealed)) is not None:
                 yield record
 
     def history(self, key: RolloutKey) -> list[RolloutRecord]:
@@ -395,9 +396,9 @@ class JobFolder:
                 yield agent / name, label or None
 
 
-def _load(folder: Path, on_broken: OnBroken | None) -> RolloutRecord | None:
+def _load(folder: Path, on_broken: OnBroken | None, sealed: bool = False) -> RolloutRecord | None:
     try:
-        return load_record(folder)
+        return load_sealed(folder) if sealed else load_record(folder)
     except DayflyError as error:
         if on_broken is None:
             raise

@@ -139,6 +139,18 @@ def load_record(folder: Path) -> RolloutRecord:
         ) from error
 
 
+def load_sealed(folder: Path) -> RolloutRecord:
+    """As `load_record`, and `HostError` (cause `broken_seal`) when the record is not as it was sealed."""
+    record = load_record(folder)
+    if record.seal != _seal_as_written(folder):
+        raise HostError(
+            f"{folder / RECORD_NAME} is not as it was sealed",
+            hint="the file was changed or damaged; `dayfly show --verify` lists what differs",
+            cause="broken_seal",
+        )
+    return record
+
+
 def verify_folder(folder: Path) -> list[Problem]:
     """Everything in which a published folder differs from its record; empty means intact."""
     try:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from dayfly.errors import HostError
 
-CURRENT = "0001"
+CURRENT = "0002"
 """The newest revision in `migrations/versions`; a test keeps the two equal."""
 REINDEX = "the files of the jobs are whole: `dayfly gc --reindex` makes the index anew from them"
 LOCK_TIMEOUT_S = 60.0

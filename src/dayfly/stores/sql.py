@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Integer, Select, cast, create_engine, event, func, select, tuple_
+from sqlalchemy import Connection, Engine, Integer, Select, Text, cast, create_engine, event, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,9 +20,9 @@ from sqlalchemy.pool import NullPool
 
 from dayfly.errors import ConfigError, DayflyError, HostError
 from dayfly.evidence import JobFolder, list_jobs
-from dayfly.model import Outcome, RolloutRecord
+from dayfly.model import Isolation, Outcome, RolloutRecord
 from dayfly.stores.schema import REINDEX, bring_up_to_date
-from dayfly.stores.tables import ROLLOUTS, record_of, row_of
+from dayfly.stores.tables import GROUPED, ROLLOUTS, record_of, row_of
 
 INDEX_NAME = "index.db"
 BUSY_TIMEOUT_S = 60.0
@@ -48,6 +48,35 @@ class Reindexed:
     rollouts: int
     broken: tuple[tuple[Path, str], ...] = ()
     """Folders whose record cannot be read, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """The attempts of one agent at one version of a task that agree in all that is named here, added up."""
+
+    task: str
+    version: str
+    """See `tables.version_of`."""
+    graded: bool
+    isolation: Isolation | None
+    verifier_class: str
+    disk_digest: str
+    count: int
+    attempts: str
+    """Number and mark of each, in no order: `2F1P`."""
+    reward_sum: float
+    seconds_sum: float
+    tokens_known: int
+    """For how many attempts."""
+    tokens_sum: int
+    cost_known: int
+    cost_sum: float
+    started_unix: float
+    """The first start."""
+    finished_unix: float
+    """The last end."""
+    indexed_unix: float
+    """When the latest of the rows was made."""
 
 
 class SqlStore:
@@ -186,6 +215,31 @@ class SqlStore:
         grouped = select(ROLLOUTS.c.outcome, func.count()).where(ROLLOUTS.c.job_id == job_id)
         rows = self._fetch(grouped.group_by(ROLLOUTS.c.outcome))
         return Counter({Outcome(name): count for name, count in rows})
+
+    def task_rows(self, job_id: str, agent: str, attempts: int) -> list[TaskRow]:
+        """One agent's first `attempts` of each task in a job, gathered by task in one pass over an index."""
+        c = ROLLOUTS.c
+        by = [c[name] for name in GROUPED if name != "agent"]
+        marks = func.aggregate_strings(cast(c.attempt, Text).concat(c.mark), "")
+        sums = (
+            func.coalesce(func.sum(c.reward), 0.0),
+            func.sum(c.finished_unix - c.started_unix),
+            func.count(c.tokens),
+            func.coalesce(func.sum(c.tokens), 0),
+            func.count(c.cost_usd),
+            func.coalesce(func.sum(c.cost_usd), 0.0),
+        )
+        span = func.min(c.started_unix), func.max(c.finished_unix), func.max(c.indexed_unix)
+        grouped: Select[Any] = select(*by, func.count(), marks, *sums, *span).group_by(*by).order_by(*by)
+        wanted = c.job_id == job_id, c.agent == agent, c.attempt.between(1, attempts)
+        return [TaskRow(*row) for row in self._fetch(grouped.where(*wanted))]
+
+    def graded_versions(self, job_id: str, attempts: int) -> Counter[tuple[str, str, str]]:
+        """Graded rollouts of the first `attempts` in a job, by agent, task and version."""
+        by = [ROLLOUTS.c[name] for name in ("agent", "task", "version")]
+        wanted = ROLLOUTS.c.job_id == job_id, ROLLOUTS.c.graded, ROLLOUTS.c.attempt.between(1, attempts)
+        rows = self._fetch(select(*by, func.count()).where(*wanted).group_by(*by))
+        return Counter({(agent, task, version): count for agent, task, version, count in rows})
 
     # --- connections -------------------------------------------------------------------------------
 
