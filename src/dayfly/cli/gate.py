@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json
-from dayfly.cli.output import put, put_json, say, say_error
+from dayfly.cli.output import put, put_command, put_json, say_command, say_error
 from dayfly.errors import DayflyError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def gate(
         _put_text(verdict)
     problems = list(_write_files(verdict, {"junit": junit, "summary": summary, "badge": badge}))
     if annotations is not None:
-        _put_annotations(verdict, say if json else put)
+        _put_annotations(verdict, say_command if json else put_command)
     for problem in problems:
         say_error(problem.message, problem.hint)
     raise typer.Exit(verdict.exit_code or (problems[0].exit_code if problems else 0))

@@ -23,6 +23,7 @@ from dayfly.text import UNSAFE, escape, visible
 
 # A log keeps its lines and its colours (as `less -R` does); cursor movements, titles and the like are shown.
 _UNSAFE_IN_LOG = re.compile(r"(\x1b\[[0-9;]*m|[\n\t]|\r(?=\n))|([\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069])")
+_COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
@@ -55,6 +56,16 @@ def put(text: str = "") -> None:
     _write(sys.stdout, visible(text) + "\n")
 
 
+def put_command(line: str) -> None:
+    """A workflow command of GitHub Actions, on standard output; whoever made it has escaped what is in it."""
+    _write(sys.stdout, visible(line) + "\n", commands=True)
+
+
+def say_command(line: str) -> None:
+    """The same on standard error, which GitHub reads, too."""
+    _write(sys.stderr, visible(line) + "\n", commands=True)
+
+
 def put_json(value: Any) -> None:
     """The answer for a program: one document on standard output."""
     _write(sys.stdout, _json(value, indent=2) + "\n")
@@ -69,7 +80,8 @@ def _json(value: Any, indent: int | None) -> str:
     unicode = "utf" in (sys.stdout.encoding or "").lower() if sys.stdout else True
     text = json.dumps(value, indent=indent, ensure_ascii=not unicode, default=str)
     # These occur within strings only, where JSON takes \uXXXX for them; line breaks are layout.
-    return UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+    text = UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+    return text.replace("##[", "\\u0023#[") if _on_github() else text
 
 
 def put_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], wrap: str | None = None) -> None:
@@ -124,9 +136,18 @@ def keep_going_on_odd_terminals() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def _without_commands(text: str) -> str:
+    """GitHub Actions obeys a line of a step's output that begins with `::`, or holds `##[`: no name may."""
+    return _COMMAND.sub(lambda m: f"{m[1]}\\x3a\\x3a" if m[1] is not None else "##\\x5b", text)
+
+
+def _write(stream: TextIO, text: str, *, commands: bool = False) -> None:
     with suppress_closed(stream):
-        stream.write(text)
+        stream.write(text if commands or not _on_github() else _without_commands(text))
         stream.flush()
 
 
