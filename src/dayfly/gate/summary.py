@@ -32,6 +32,7 @@ _TASK_SECTIONS = (
 )
 
 _MARKS: dict[Answer, str] = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "invalid": "⚠️"}
+_NOTICE = "ℹ️"
 _WORDS: dict[Answer, str] = {
     "pass": "passed",
     "fail": "failed",
@@ -112,7 +113,8 @@ def _rule_row(rule: RuleResult, blocks: bool) -> tuple[str, ...]:
         more = len(rule.tasks) - _TASKS_PER_RULE
         found += f"<br>{named}" + (f" and {more} more" if more > 0 else "")
     tier = rule.tier if blocks or rule.answer == "pass" else f"{rule.tier}, does not block"
-    return _MARKS[rule.answer], code(rule.id), tier, found
+    mark = _NOTICE if rule.kind == "notice" else _MARKS[rule.answer]
+    return mark, code(rule.id), "" if rule.kind == "notice" else tier, found
 
 
 def _task_row(case: TaskCase) -> tuple[str, ...]:

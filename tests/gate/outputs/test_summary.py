@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dayfly.gate.summary import LIMIT_BYTES, code, prose, render_summary
-from dayfly.gate.verdict import TaskCase
+from dayfly.gate.verdict import RuleResult, TaskCase
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 OURS = {"<br>", "</details>"}
@@ -75,6 +75,16 @@ def test_a_tick_or_cross_per_rule(verdict):
     marks = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "invalid": "⚠️"}
     assert [(row[0], row[1]) for row in rows] == [(marks[r.answer], r.id) for r in verdict.rules]
     assert all("floor 95 %" in row[3] for row in rows)
+
+
+def test_a_notice_is_neither_tick_nor_cross(make_verdict):
+    rule = RuleResult(id="flaky", kind="notice", tier="advisory", answer="pass", reason="attempts disagree")
+    assert tables(render_summary(make_verdict(rules=(rule,))))["Rules"][1] == [
+        "ℹ️",
+        "flaky",
+        "",
+        "attempts disagree",
+    ]
 
 
 def test_sections_failing_first(make_verdict):
