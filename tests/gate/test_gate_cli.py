@@ -151,18 +151,13 @@ def test_every_output_says_the_same(
     assert answer in Path("out.md").read_text().lower() and answer in Path("out.svg").read_text().lower()
 
 
-def test_one_job_against_an_absolute_bound(dayfly: Dayfly, run: Callable[..., str]) -> None:
-    run("oracle")
-    assert (
-        dayfly("gate", "last", "-p", policy("require: {isolation: fake}\nmetrics: {score: {min: 0.7}}\n")).code == 0
-    )
-    assert (
-        dayfly("gate", "last", "-p", policy("require: {isolation: fake}\nmetrics: {score: {min: 0.9}}\n")).code == 3
-    )
-    run("no-op")
-    assert (
-        dayfly("gate", "last", "-p", policy("require: {isolation: fake}\nmetrics: {score: {min: 0.7}}\n")).code == 1
-    )
+@pytest.mark.parametrize(("agent", "least", "code"), [("oracle", 0.7, 0), ("oracle", 0.9, 3), ("no-op", 0.7, 1)])
+def test_one_job_against_an_absolute_bound(
+    dayfly: Dayfly, run: Callable[..., str], agent: str, least: float, code: int
+) -> None:
+    run(agent)
+    text = f"require: {{isolation: fake}}\nmetrics: {{score: {{min: {least}}}}}\n"
+    assert dayfly("gate", "last", "-p", policy(text)).code == code
 
 
 def test_the_command_that_it_names_confirms_a_failure(dayfly: Dayfly, run: Callable[..., str]) -> None:
@@ -173,8 +168,9 @@ def test_the_command_that_it_names_confirms_a_failure(dayfly: Dayfly, run: Calla
     named = re.search(r"`dayfly (run JOBFILE [^`]*)`", first.json["reason"])
     assert named is not None, first.json["reason"]
     command = shlex.split(named[1].replace("JOBFILE", "tasks"))
-    assert dayfly(*command, "--hypervisor", "fake", "--display", "none").code == 0
-    second = dayfly(*words, "--confirm", "last", "--json")
+    again = dayfly(*command, "--hypervisor", "fake", "--display", "none", "--json")
+    assert again.code == 0, again.err
+    second = dayfly(*words, "--confirm", again.json["id"], "--json")
     assert (second.code, second.json["decided_by"]) == (1, "must_pass")
     assert second.json["candidate"]["planned"] == COUNT
 

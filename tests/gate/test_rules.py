@@ -154,7 +154,9 @@ FAIL: list[tuple[str, str, list[Change]]] = [
     ("metric.score.margin", "-30.0 points", [change("candidate", 30, 50, marks="FF")]),
     ("metric.score.min", "at least 99 %", [policy(metrics={"score": {"min": 0.99}})]),
     ("metric.score.max", "at most 50 %", [policy(metrics={"score": {"max": 0.5}})]),
-    ("metric.seconds.margin", "seconds: +2", [change("candidate", 100, seconds_sum=8.0)]),
+    ("metric.seconds.margin", "seconds: +2", [
+        policy(metrics={"seconds": {"margin": 0.5}}), change("candidate", 100, seconds_sum=8.0)
+    ]),
     ("metric.seconds.max", "at most 2.0 s", [
         policy(metrics={"seconds": {"max": 2}}), change("candidate", 50, seconds_sum=80.0),
         change("candidate", 50, 50, seconds_sum=88.0),
@@ -239,10 +241,8 @@ def test_what_is_left_out_within_the_floor_is_listed_and_does_not_decide(judge: 
     assert verdict.verdict == "pass" and rule.tasks == ("task-095", "task-096")
     assert "98 of 100 tasks comparable" in rule.reason
     left_out = [t for t in verdict.tasks if t.status == "left out"]
-    assert [(t.task, t.reason) for t in left_out] == [
-        ("task-095", "verifier changed"),
-        ("task-096", "verifier changed"),
-    ]
+    assert [t.task for t in left_out] == ["task-095", "task-096"]
+    assert all(t.reason.startswith("verifier changed") for t in left_out)
 
 
 def test_quarantined_tasks_count_nowhere(judge: Any, sides: Sides) -> None:
