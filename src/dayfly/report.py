@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import NormalDist, fmean, median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
 from typing import Literal
 
 from dayfly.model import Frozen, Isolation, Outcome, RolloutRecord, VerifierClass
+from dayfly.stats import pass_all_k, pass_at_k, standard_error, wilson
 
 CONFIDENCE = 0.95
 
@@ -195,7 +196,8 @@ def score_interval(
     if len(trials) == 1:
         n = next(iter(trials.values()))[0]
         return _wilson_interval(score, n, "attempts" if n > 1 else "tasks")
-    error, freedom = standard_error(means, clusters or {})
+    groups = [("cluster", clusters[t]) if clusters and t in clusters else ("task", t) for t in means]
+    error, freedom = standard_error(list(means.values()), groups), len(set(groups)) - 1
     single = all(n == 1 for n, _ in trials.values()) and not clusters
     if single or freedom < 1 or error < 1e-12:
         return _wilson_interval(score, len(trials), "tasks")
@@ -205,51 +207,9 @@ def score_interval(
     return Interval(low=max(0.0, score - half), high=min(1.0, score + half), method="t", over="tasks")
 
 
-def standard_error(means: Mapping[str, float], clusters: Mapping[str, str]) -> tuple[float, int]:
-    """Standard error of the mean over tasks, and its degrees of freedom (Miller 2024).
-
-    A task without a cluster is one of its own.
-    """
-    score = fmean(means.values())
-    sums: dict[tuple[str, str], float] = defaultdict(float)
-    for task, mean in means.items():
-        sums[("cluster", clusters[task]) if task in clusters else ("task", task)] += mean - score
-    groups, count = len(sums), len(means)
-    if groups < 2:
-        return 0.0, 0
-    squares = math.fsum(s * s for s in sums.values())
-    # With every task its own cluster this is sqrt(Σ(aᵢ − ā)² / (T(T − 1))).
-    return math.sqrt(groups / (groups - 1) * squares) / count, groups - 1
-
-
 def _wilson_interval(rate: float, n: int, over: Literal["tasks", "attempts"]) -> Interval:
     low, high = wilson(rate, n)
     return Interval(low=low, high=high, method="wilson", over=over)
-
-
-def wilson(rate: float, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval of a rate over `n` ≥ 1 trials."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def pass_at_k(trials: Iterable[tuple[int, int]], k: int) -> float | None:
-    """Mean of 1 − C(n−c, k)/C(n, k) over tasks with (n graded, c passed) (Chen 2021); None if any n < k."""
-    return _mean_over(trials, k, lambda n, c: 1 - math.comb(n - c, k) / math.comb(n, k))
-
-
-def pass_all_k(trials: Iterable[tuple[int, int]], k: int) -> float | None:
-    """Mean of C(c, k)/C(n, k) (pass^k of τ-bench); None if any n < k."""
-    return _mean_over(trials, k, lambda n, c: math.comb(c, k) / math.comb(n, k))
-
-
-def _mean_over(trials: Iterable[tuple[int, int]], k: int, chance: Callable[[int, int], float]) -> float | None:
-    listed = list(trials)
-    if not listed or any(n < k for n, _ in listed):
-        return None
-    return fmean(chance(n, c) for n, c in listed)
 
 
 # --- text ----------------------------------------------------------------------------------------

@@ -14,15 +14,13 @@ from dayfly.model import Outcome, RolloutRecord, Usage, Verdict, VerifierClass
 from dayfly.report import (
     HEADER,
     format_seconds,
-    pass_all_k,
-    pass_at_k,
     render_markdown,
     render_text,
     rows,
     score_interval,
     summarise,
-    wilson,
 )
+from dayfly.stats import pass_all_k, pass_at_k, wilson
 
 
 def record(

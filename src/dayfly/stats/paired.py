@@ -69,8 +69,8 @@ def sign_flip(
     """One-sided p of "no worse" and of "no better" by flipping the signs of differences (Fisher 1935).
 
     If the two agents are alike, each task's (or cluster's) difference has either sign with equal chance. Exact
-    where differences are multiples of one fraction, as shares of attempts are: the sum's distribution is a convolution.
-    Else over all 2^T signs for T ≤ 20, else over 100,000 draws with p = (1 + #)/(1 + R).
+    where differences are multiples of one fraction, as shares of attempts are: the sum's distribution is a
+    convolution. Else over all 2^T signs for T ≤ 20, else over 100,000 draws with p = (1 + #)/(1 + R).
     """
     sums = [s for s in _cluster_sums(differences, clusters) if abs(s) > _TINY]
     if not sums:
