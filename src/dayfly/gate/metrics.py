@@ -118,19 +118,18 @@ def _margin(case: Case, name: str, margin: float, tier: Tier) -> Tested:
 
 def _said(metric: Metric, margin: float, kept: bool, improved: bool) -> str:
     assert metric.delta is not None and metric.low is not None and metric.high is not None
-    low, high = _difference(metric, metric.low), _difference(metric, metric.high)
+    low, high = _difference(metric, metric.low, unit=False), _difference(metric, metric.high, unit=False)
     word = " improved" if improved else ""
     allowed = f"a worsening of {_difference(metric, margin).lstrip('+')} is let through"
     return f"{metric.name}{word}: {_difference(metric, metric.delta)} ({low} to {high}), {allowed}"
 
 
-def _difference(metric: Metric, value: float) -> str:
+def _difference(metric: Metric, value: float, *, unit: bool = True) -> str:
     value += 0.0  # no minus sign before a zero
-    if metric.relative:
-        return f"{100 * value:+.1f} %"
     if metric.name == "reward":
         return f"{value:+.3g}"
-    return f"{100 * value:+.1f} points"
+    number, name = f"{100 * value:+.1f}", " %" if metric.relative else " points"
+    return number + (name if unit else "")
 
 
 def _more(case: Case, metric: Metric, margin: float) -> int | None:

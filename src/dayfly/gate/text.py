@@ -28,16 +28,22 @@ def _sides(verdict: GateVerdict) -> Iterator[str]:
 
 
 def _rule(rule: RuleResult) -> str:
+    reason = rule.reason.removeprefix(f"{rule.id}: ")
     if rule.kind == "notice":
-        return f"· {rule.id}: {rule.reason}"
+        return f"· {rule.id}: {reason}"
     tier = "" if rule.tier == "critical" else f" ({rule.tier})"
-    return f"{MARKS[rule.answer]} {rule.id}{tier}: {rule.reason}"
+    return f"{MARKS[rule.answer]} {rule.id}{tier}: {reason}"
 
 
 def _verdict(verdict: GateVerdict) -> Iterator[str]:
     yield f"{verdict.verdict.upper()}: {verdict.reason}"
     if verdict.more_rollouts is not None:
-        yield f"about {verdict.more_rollouts} more rollouts of the candidate would probably decide"
+        yield f"about {verdict.more_rollouts} more rollouts of the candidate would probably decide all of it"
     if verdict.verdict == "inconclusive" and verdict.exit_code == 0:
         yield "the policy lets an inconclusive candidate through"
-    yield f"next: {NEXT[verdict.verdict]}"
+    yield f"next: {_next(verdict)}"
+
+
+def _next(verdict: GateVerdict) -> str:
+    """What to do; a policy can make an inconclusive candidate one that is let through."""
+    return NEXT["pass" if verdict.exit_code == 0 else verdict.verdict]
