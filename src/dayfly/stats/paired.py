@@ -45,7 +45,8 @@ def standard_error(values: Sequence[float], clusters: Sequence[Hashable] | None 
 
     sqrt(G/(G−1) · Σ_g(Σ_{i∈g}(aᵢ − ā))²)/T; with each task its own cluster sqrt(Σ(aᵢ − ā)²/(T(T−1))). 0 for G < 2.
     """
-    sums = _cluster_sums([v - math.fsum(values) / len(values) for v in values], clusters)
+    mean = math.fsum(values) / len(values)
+    sums = _cluster_sums([v - mean for v in values], clusters)
     if len(sums) < 2:
         return 0.0
     return math.sqrt(len(sums) / (len(sums) - 1) * math.fsum(s * s for s in sums)) / len(values)
