@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from junitparser import JUnitXml
 
 from dayfly.errors import ConfigError
+from dayfly.gate.junit import render_junit
 from dayfly.gate.text import MARKS, render_text
 from dayfly.gate.verdict import EXIT_CODES, GateVerdict, RuleResult
 
@@ -417,6 +419,8 @@ def test_there_is_always_one_verdict(
     assert sum(line.startswith(f"{verdict.verdict.upper()}: ") for line in lines) == 1
     marks = [line[0] for line in lines if line[:1] in MARKS.values()]
     assert marks == [MARKS[r.answer] for r in verdict.rules if r.kind != "notice"]
+    xml = JUnitXml.fromstring(render_junit(verdict))
+    assert (xml.failures > 0, xml.errors > 0) == (verdict.exit_code == 1, verdict.exit_code in (3, 4))
     assert {t.task for t in verdict.tasks} == {*candidate, *baseline}
     deciding = [r for r in verdict.rules if r.id == verdict.decided_by]
     assert [r.answer for r in deciding] == ([] if verdict.verdict == "pass" else [verdict.verdict])
