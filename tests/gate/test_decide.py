@@ -426,3 +426,13 @@ def test_there_is_always_one_verdict(
     assert [r.answer for r in deciding] == ([] if verdict.verdict == "pass" else [verdict.verdict])
     if verdict.verdict == "invalid":
         assert all(r.answer == "inconclusive" for r in verdict.rules if r.kind in ("metric", "tasks"))
+
+
+def test_differences_smaller_than_any_unit_are_no_crash(judge: Any, make_side: Any, make_task: Any) -> None:
+    """Found by the test above: such differences lie on no lattice of shares."""
+
+    def side(job: str, seconds: float) -> Any:
+        return make_side([make_task(n, "P", seconds_sum=1 + seconds) for n in "ab"], job)
+
+    verdict = judge({"metrics": {"seconds": {"margin": 0.5}}}, side("candidate", 1e-10), side("baseline", 0.0))
+    assert verdict.verdict == "pass"

@@ -110,6 +110,8 @@ def _on_lattice(sums: Sequence[float]) -> list[int] | None:
             return None
     whole = [round(s * unit) for s in sums]
     divisor = math.gcd(*whole)
+    if divisor == 0:  # smaller than any unit that is looked for
+        return None
     whole = [w // divisor for w in whole]
     return whole if sum(map(abs, whole)) * len(whole) <= LATTICE_UP_TO else None
 
