@@ -706,7 +706,8 @@ class Run:
             baseline=watch.terms.baseline.model_dump(),
             records=len(self.records),
             planned=self.plan.planned,
-            **watch.stopped.model_dump(),
+            stop=watch.stopped.kind,
+            **watch.stopped.model_dump(exclude={"kind"}),
         )
         self._work.cancel()
 

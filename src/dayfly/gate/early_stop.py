@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from dayfly.compare.pairing import CHECKS
 from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
 from dayfly.gate.verdict import EarlyStopped
@@ -440,9 +441,4 @@ def comparable_tasks(
 
 
 def _same(base: TaskResults, task: TaskResults, allowed: Collection[str]) -> bool:
-    limits = [(t.agent_limit_s, t.verifier_timeout_s, t.machine) for t in (base, task)]
-    return (
-        base.task_digest == task.task_digest
-        and base.verifier_digest == task.verifier_digest
-        and (limits[0] == limits[1] or "limits" in allowed)
-    )
+    return not any(allowance not in allowed and differs(base, task) for _, allowance, differs in CHECKS)
