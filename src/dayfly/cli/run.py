@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from dayfly.cli.budgets import budgets, short_duration, shown
-from dayfly.cli.common import DEFAULT_JOBS_DIR, ForceBuild, JobsDir, Json, Pull, command_line, find_job
+from dayfly.cli.common import DEFAULT_JOBS_DIR, ForceBuild, JobsDir, Json, Pull, command_line
 from dayfly.cli.display import default_display, displayed
 from dayfly.cli.interrupts import Interrupted, run_interruptible
 from dayfly.cli.output import put, put_json, put_json_line, put_table, say
 from dayfly.cli.show import put_summary
 from dayfly.errors import ConfigError
+from dayfly.evidence import find_job
 from dayfly.job import (
     JobFile,
     JobResult,

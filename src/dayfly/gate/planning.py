@@ -2,12 +2,12 @@
 
 Assumptions, all of them printed by `dayfly plan`:
 
-- Of all pairs of one attempt each, a share π is discordant: one passes, the other fails. It is estimated from how the
-  baseline's own attempts disagree, which is what an identical agent would show; a drop then comes on top of it.
+- Of all pairs of one attempt each, a share π is discordant: one passes, the other fails. It is estimated from how
+  the baseline's own attempts disagree, which is what an identical agent would show; a drop then comes on top of it.
   Where there is nothing to estimate it from, 20 % is assumed, the drop included.
 - A drop by δ is δ of the tasks failing for good; the rest of π are flakes, even in both directions. Attempts average
-  flakes out, not the choice of the tasks: a task's difference has the variance (π − δ)/k + δ − δ² with k attempts. That
-  is the worst case for attempts: of a drop that is spread over all tasks, they show more.
+  flakes out, not the choice of the tasks: a task's difference has the variance (π − δ)/k + δ − δ² with k attempts.
+  That is the worst case for attempts: of a drop that is spread over all tasks, they show more.
 - Tasks are independent of each other (no clusters), and every rollout is graded.
 
 One attempt each: exact, by going through all numbers of regressions and improvements, with the very tests of the
@@ -136,7 +136,7 @@ class Design:
         k = attempts or self.attempts
         if k == 1:
             both = self.noise.at(drop)
-            return _share(tasks, (both + drop) / 2, (both - drop) / 2, self._fails, at_least=True)
+            return _share(tasks, (both + drop) / 2, (both - drop) / 2, self.fails, at_least=True)
         flakes = max(self.noise.at(drop) - drop, 0.0)
         return _t_power(tasks, drop - self.margin, flakes / k + drop * (1 - drop), self.alpha)
 
@@ -148,12 +148,13 @@ class Design:
             return _share(tasks, share / 2, share / 2, self._holds, at_least=False)
         return _t_power(tasks, self.margin, share / k, self.alpha)
 
-    def _fails(self, worse: int, better: int, n: int) -> bool:
+    def fails(self, worse: int, better: int, n: int) -> bool:
+        """Whether so many regressions and improvements in `n` pairs are a failed gate."""
         from dayfly.stats import mcnemar_exact, tango_p
 
         if worse <= better or mcnemar_exact(worse, better) > self.alpha:
             return False
-        return bool(self.margin == 0 or tango_p(worse, better, n, -self.margin) <= self.alpha)
+        return bool(tango_p(worse, better, n, -self.margin) <= self.alpha)
 
     def _holds(self, worse: int, better: int, n: int) -> bool:
         from dayfly.stats import tango
@@ -167,7 +168,7 @@ def _share(n: int, worse: float, better: float, holds: Callable[[int, int, int],
     For each number of improvements it holds from some number of regressions on (`at_least`), or up to one; that
     bound only rises, so one walk finds all of them.
     """
-    from scipy.special import bdtr, bdtrc, bdtri  # noqa: F401
+    from scipy.special import bdtr
 
     total, bound = 0.0, 0
     for gains in range(n + 1):
@@ -219,7 +220,7 @@ def figures(design: Design, tasks: int, drop: float) -> Figures:
         to_find_drop=_needed(design, tasks, lambda n, k: design.power(n, drop, k)),
         identical_passes=design.passes(tasks),
         to_pass=_needed(design, tasks, design.passes) if design.margin > 0 else None,
-        least_regressions=next((b for b in range(1, tasks + 1) if design._fails(b, 0, tasks)), None),
+        least_regressions=next((b for b in range(1, tasks + 1) if design.fails(b, 0, tasks)), None),
     )
 
 
@@ -266,8 +267,8 @@ def prospect(
 ) -> Prospect:
     """What `tasks` comparable tasks with `attempts` each can show.
 
-    `margin`: None when no policy names one; it is taken as 0 then. `alpha_share`: of alpha, what `run --gate` spends
-    on looking early; None: there is no gate.
+    `margin`: None when no policy names one; it is taken as 0 then. `alpha_share`: of alpha, what `run --gate`
+    spends on looking early; None: there is no gate.
     """
     let_through = margin or 0.0
     wanted = drop if drop is not None else max(DROP, 2 * let_through)
@@ -297,7 +298,7 @@ def _least_in_a_row(alpha: float) -> int:
 
 def _warnings(tasks: int, margin: float | None, f: Figures) -> Iterable[str]:
     if f.least_regressions is None:
-        yield f"{tasks} tasks are too few to fail any candidate: not even all of them getting worse is enough evidence"
+        yield f"{tasks} tasks are too few to fail any candidate, even if all of them got worse"
     if margin is None:
         return
     if f.smallest_drop is None or margin < f.smallest_drop:
