@@ -434,5 +434,5 @@ def test_differences_smaller_than_any_unit_are_no_crash(judge: Any, make_side: A
     def side(job: str, seconds: float) -> Any:
         return make_side([make_task(n, "P", seconds_sum=1 + seconds) for n in "ab"], job)
 
-    verdict = judge({"metrics": {"seconds": {"margin": 0.5}}}, side("candidate", 1e-10), side("baseline", 0.0))
+    verdict = judge({"metrics": {"seconds": {"margin": 0.5}}}, side("candidate", 5e-10), side("baseline", 0.0))
     assert verdict.verdict == "pass"
