@@ -364,7 +364,7 @@ def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side) -> None:
         _refuse_other_terms(plan.job_id, plan.early_stop, terms)
         terms = terms.model_copy(update={"seed": plan.early_stop.seed})
     quarantined = {e.task for e in loaded.quarantine.tasks}
-    comparable = comparable_tasks(policy, base, _planned_results(plan), quarantined)
+    comparable = comparable_tasks(policy, base, planned_results(plan), quarantined)
     if not comparable:
         raise ConfigError(
             f"no task of this job can be compared with {base.label}",
@@ -402,7 +402,7 @@ def _refuse_other_terms(job_id: str, settled: EarlyStopTerms, now: EarlyStopTerm
         )
 
 
-def _planned_results(plan: Plan) -> dict[str, TaskResults]:
+def planned_results(plan: Plan) -> dict[str, TaskResults]:
     """Each task as the candidate will show it, without any result yet."""
     lock = lock_of(plan)["tasks"]
     return {

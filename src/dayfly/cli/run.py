@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,10 @@ from dayfly.job import (
 )
 from dayfly.model import RETRYABLE, RolloutRecord, VerifierClass
 from dayfly.report import summarise
+
+if TYPE_CHECKING:
+    from dayfly.gate.policy import Policy
+    from dayfly.results.side import Side
 
 
 class DisplayChoice(StrEnum):
@@ -273,7 +277,24 @@ def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str |
     from dayfly.results import load_side
 
     loaded = load_policy(gate.policy)
-    watch_with_gate(plan, loaded, load_side(plan.jobs_dir, gate.baseline))
+    base = load_side(plan.jobs_dir, gate.baseline)
+    watch_with_gate(plan, loaded, base)
+    _say_prospect(plan, loaded.policy, base)
+
+
+def _say_prospect(plan: Plan, policy: Policy, base: Side) -> None:
+    """What the job can show at all, before it costs anything."""
+    from dayfly.gate.planning import prospect_of_gate
+
+    assert plan.watch is not None
+    seen = prospect_of_gate(policy, base, plan.watch.order, plan.job_file.attempts)
+    figures = seen.watched or seen.at_end
+    drop = "no drop" if figures.smallest_drop is None else f"a drop of {100 * figures.smallest_drop:.1f} points"
+    say(f"gate {policy.name!r}: {_count(seen.tasks, 'comparable task')}; {drop} is found with a chance of 80 %")
+    for warning in seen.warnings:
+        say(f"  warning: {warning}")
+    if seen.warnings:
+        say("  (`dayfly plan` says what it would take)")
 
 
 def _plan(

@@ -5,8 +5,8 @@ Assumptions, all of them printed by `dayfly plan`:
 - Of all pairs of one attempt each, a share π is discordant: one passes, the other fails. It is estimated from how
   the baseline's own attempts disagree, which is what an identical agent would show; a drop then comes on top of it.
   Where there is nothing to estimate it from, 20 % is assumed, the drop included.
-- A drop by δ is δ of the tasks failing for good; the rest of π are flakes, even in both directions. Attempts average
-  flakes out, not the choice of the tasks: a task's difference has the variance (π − δ)/k + δ − δ² with k attempts.
+- A drop by δ is δ of the tasks failing for good; the rest of π are flakes, even in both directions. Attempts
+  average flakes out, not the choice of the tasks: the variance of a task's difference is (π − δ)/k + δ − δ².
   That is the worst case for attempts: of a drop that is spread over all tasks, they show more.
 - Tasks are independent of each other (no clusters), and every rollout is graded.
 
@@ -17,12 +17,13 @@ gate. Several: by the noncentral t distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dayfly.gate.policy import Policy
 from dayfly.model import Frozen
-from dayfly.results.side import TaskResults
+from dayfly.results.side import Side, TaskResults
 
 POWER = 0.8
 """The chance that is asked for."""
@@ -288,6 +289,22 @@ def prospect(
         watched=watched,
         least_regressions_early=early if early is not None and early <= tasks else None,
         warnings=tuple(_warnings(tasks, margin, watched or at_end)),
+    )
+
+
+def prospect_of_gate(
+    policy: Policy, base: Side, comparable: Collection[str], attempts: int, drop: float | None = None
+) -> Prospect:
+    """What a job can show that `run --gate` looks at. Attempts that only one side has pair with nothing."""
+    rule = policy.metrics.get("score")
+    return prospect(
+        len(comparable),
+        min(attempts, base.attempts),
+        discordance(base.tasks[name] for name in comparable),
+        alpha=policy.alpha,
+        margin=None if rule is None else rule.margin,
+        drop=drop,
+        alpha_share=policy.early_stop.alpha_share,
     )
 
 
