@@ -32,11 +32,12 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from dayfly.compare.counting import count
 from dayfly.compare.pairing import CHECKS
 from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
@@ -202,49 +203,62 @@ class Evidence:
 
 @dataclass
 class _Planned:
-    """One comparable task: the baseline's marks, and the candidate's as they come in."""
+    """One comparable task: the baseline's marks, and the candidate's as they come in; of equal length."""
 
     base_marks: str
-    marks: list[str]
+    marks: str
     floor: float
     """Share of attempts that must be graded on each side, or the task is no pair."""
 
     @property
     def final(self) -> bool:
-        return not any(m in NOT_FINAL for m in self.marks)
+        return not any(map(self.marks.count, NOT_FINAL))
 
     def open(self) -> _Planned:
         """The same as if nothing of it were finished."""
-        return _Planned(self.base_marks, [MISSING] * len(self.marks), self.floor)
+        return _Planned(self.base_marks, MISSING * len(self.marks), self.floor)
 
-    def trial(self, rest: str = "") -> tuple[int, int, int, int] | None:
-        """Graded and passed attempts of baseline and candidate, or None for too few of them.
+    def trial(self, rest: str = "") -> Trial | None:
+        """What the final test is given, or None for too few graded attempts.
 
         `rest`: the mark that attempts without a verdict shall be thought to get.
         """
-        counts = (*_graded(self.base_marks), *_graded(self._with(rest)))
-        least = max(self.floor * len(self.marks), 1) - _TINY
-        return counts if counts[0] >= least and counts[2] >= least else None
+        return _trial(self.base_marks, _with(self.marks, rest), self.floor)
 
     def difference(self, rest: str = "") -> float | None:
-        """Candidate − baseline over the attempts that both have graded; None when it is no pair.
-
-        Equal numbers on both sides make gains and losses equally likely for an identical agent.
-        """
-        both = [
-            (b, m) for b, m in zip(self.base_marks, self._with(rest), strict=True) if b in _GRADED and m in _GRADED
-        ]
-        if not both or self.trial(rest) is None:
-            return None
-        return sum((m in PASSES) - (b in PASSES) for b, m in both) / len(both)
-
-    def _with(self, rest: str) -> str:
-        return "".join(rest if rest and m in NOT_FINAL else m for m in self.marks)
+        """What the evidence is given; None when it is no pair."""
+        return _difference(self.base_marks, _with(self.marks, rest), self.floor)
 
 
-def _graded(marks: str) -> tuple[int, int]:
-    passed = sum(m in PASSES for m in marks)
-    return passed + sum(m in FAILS for m in marks), passed
+Trial = tuple[int, int, int, int]
+"""Graded and passed attempts of the baseline, then of the candidate."""
+
+
+# Of many tasks most have the same few rows of marks.
+@lru_cache(maxsize=1 << 16)
+def _trial(base_marks: str, marks: str, floor: float) -> Trial | None:
+    counts = (*count(base_marks), *count(marks))
+    least = max(floor * len(marks), 1) - _TINY
+    return counts if counts[0] >= least and counts[2] >= least else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _difference(base_marks: str, marks: str, floor: float) -> float | None:
+    """Candidate − baseline over the attempts that both have graded.
+
+    Equal numbers on both sides make gains and losses equally likely for an identical agent.
+    """
+    both = [(b, m) for b, m in zip(base_marks, marks, strict=True) if b in _GRADED and m in _GRADED]
+    if not both or _trial(base_marks, marks, floor) is None:
+        return None
+    return sum((m in PASSES) - (b in PASSES) for b, m in both) / len(both)
+
+
+def _with(marks: str, rest: str) -> str:
+    if rest:
+        for mark in NOT_FINAL:
+            marks = marks.replace(mark, rest)
+    return marks
 
 
 class EarlyStopWatch:
@@ -271,7 +285,7 @@ class EarlyStopWatch:
         for name, task in comparable.items():
             theirs = base.tasks[name].marks
             common = min(len(theirs), len(task.marks))  # attempts that only one side planned pair with nothing
-            self._planned[name] = _Planned(theirs[:common], list(task.marks[:common]), policy.coverage.task)
+            self._planned[name] = _Planned(theirs[:common], task.marks[:common], policy.coverage.task)
         self._units = order_of(self._planned, terms.seed, self.clusters)
         self._scale = max(map(len, self._units), default=1)
         self._looked = 0
@@ -300,7 +314,7 @@ class EarlyStopWatch:
         """Take in one attempt's mark (see `model.MARKS`); why to stop, from then on."""
         planned = self._planned.get(task)
         if planned is not None and attempt <= len(planned.marks):
-            planned.marks[attempt - 1] = mark
+            planned.marks = planned.marks[: attempt - 1] + mark + planned.marks[attempt:]
         return self.look()
 
     def look(self) -> EarlyStopped | None:
