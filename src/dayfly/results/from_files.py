@@ -14,7 +14,7 @@ from dayfly.results.tally import Gathered, Tally
 
 def gather_from_files(planned: Planned) -> Gathered:
     """A record that is broken, changed, twice there or of another job does not count, and is told of."""
-    found, tallies = Gathered("files"), dict[str, Tally]()
+    found, tallies, seen = Gathered("files"), dict[str, Tally](), set[tuple[str, str, int]]()
     found.tallies = tallies
     place_of_agent = safe_component(planned.agent)
 
@@ -23,13 +23,21 @@ def gather_from_files(planned: Planned) -> Gathered:
             found.problems.append(error.message)
 
     for record in planned.folder.records(broken, sealed=True):
+        attempt, mine = (record.task, record.agent, record.attempt), record.agent == planned.agent
         if record.job_id != planned.job_id:
-            if record.agent == planned.agent:
-                found.problems.append(f"{_name(record)} is of another job, {record.job_id}")
-        elif _counts(planned, record):
+            wrong = f"is of another job, {record.job_id}"
+        elif not _counts(planned, record):
+            continue
+        elif attempt in seen:
+            wrong = "is there twice"
+        else:
+            seen.add(attempt)
             found.job_graded += record.graded
-            if record.agent == planned.agent and record.attempt <= planned.attempts_taken:
+            if mine and record.attempt <= planned.attempts_taken:
                 _add(planned, found, tallies, record)
+            continue
+        if mine:
+            found.problems.append("{}/{}/{} {}".format(*attempt, wrong))
     return found
 
 
@@ -48,9 +56,6 @@ def _add(planned: Planned, found: Gathered, tallies: dict[str, Tally], record: R
     tally = tallies.get(record.task)
     if tally is None:
         tally = tallies[record.task] = Tally([MISSING] * planned.attempts_taken)
-    if tally.marks[record.attempt - 1] != MISSING:
-        found.problems.append(f"{_name(record)} is there twice")
-        return
     tally.marks[record.attempt - 1] = record.mark
     found.span(record.started_unix, record.finished_unix)
     if not record.graded:
@@ -69,7 +74,3 @@ def _add(planned: Planned, found: Gathered, tallies: dict[str, Tally], record: R
         tally.isolation.add(record.isolation)
     if record.disk_digest:
         tally.disks.add(record.disk_digest)
-
-
-def _name(record: RolloutRecord) -> str:
-    return f"{record.task}/{record.agent}/{record.attempt}"
