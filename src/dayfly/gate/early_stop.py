@@ -43,7 +43,7 @@ from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
 from dayfly.gate.verdict import EarlyStopped
 from dayfly.model import Frozen
-from dayfly.results.side import FAILS, MISSING, PASSES, Side, TaskResults
+from dayfly.results.side import FAILS, FAULTS, MISSING, PASSES, Side, TaskResults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,7 +221,8 @@ class _Planned:
     def trial(self, rest: str = "") -> Trial | None:
         """What the final test is given, or None for too few graded attempts.
 
-        `rest`: the mark that attempts without a verdict shall be thought to get.
+        `rest`: the mark that attempts without a verdict shall be thought to get. Lost ones are among them: they
+        can be done again.
         """
         return _trial(self.base_marks, _with(self.marks, rest), self.floor)
 
@@ -256,7 +257,7 @@ def _difference(base_marks: str, marks: str, floor: float) -> float | None:
 
 def _with(marks: str, rest: str) -> str:
     if rest:
-        for mark in NOT_FINAL:
+        for mark in NOT_FINAL + FAULTS:
             marks = marks.replace(mark, rest)
     return marks
 
@@ -360,7 +361,8 @@ class EarlyStopWatch:
     def _can_block(self) -> bool:
         """Whether the evidence would suffice if the candidate failed all that is left."""
         worst = self.evidence.copy()
-        for unit in self._units[self._looked :]:
+        lost = [u for u in self._units[: self._looked] if any(self._planned[n].difference() is None for n in u)]
+        for unit in (*lost, *self._units[self._looked :]):
             self._take(worst, [self._planned[name].open() for name in unit], rest="F")
             if worst.blocks(self.terms.alpha, self.terms.margin):
                 return True
