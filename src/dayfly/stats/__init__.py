@@ -10,6 +10,7 @@ from dayfly.stats.paired import (
     standard_error,
 )
 from dayfly.stats.passk import pass_all_k, pass_at_k
+from dayfly.stats.permutation import relabel
 from dayfly.stats.power import pairs_needed, pairs_needed_exact, power_exact, smallest_drop
 from dayfly.stats.proportions import (
     bonett_price,
@@ -40,6 +41,7 @@ __all__ = [
     "pass_all_k",
     "pass_at_k",
     "power_exact",
+    "relabel",
     "sign_flip",
     "smallest_drop",
     "standard_error",

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
 
+from dayfly.stats.permutation import flip_signs, relabel
 from dayfly.stats.proportions import mcnemar_exact, tango, tango_p
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-FEW = 8
-"""Below so many tasks that differ, t over tasks is not trusted alone."""
-DRAWS = 100_000
-ALL_SIGNS_UP_TO = 20
-LATTICE_UP_TO = 50_000_000
-"""Cells times steps of the exact distribution: a fraction of a second."""
-LARGEST_DENOMINATOR = 2520
 _TINY = 1e-12
 
 
@@ -52,7 +42,8 @@ def standard_error(values: Sequence[float], clusters: Sequence[Hashable] | None 
     return math.sqrt(len(sums) / (len(sums) - 1) * math.fsum(s * s for s in sums)) / len(values)
 
 
-def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable] | None) -> list[float]:
+def _cluster_sums(values: Iterable[float], clusters: Sequence[Hashable] | None) -> list[float]:
+    """Of the values of each cluster, in the order in which clusters first occur."""
     if clusters is None:
         return list(values)
     parts: dict[Hashable, list[float]] = {}
@@ -61,79 +52,14 @@ def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     return [math.fsum(part) for part in parts.values()]
 
 
-# --- the permutation test ------------------------------------------------------------------------
-
-
 def sign_flip(
     differences: Sequence[float], clusters: Sequence[Hashable] | None = None, seed: int = 0
 ) -> tuple[float, float]:
-    """One-sided p of "no worse" and of "no better" by flipping the signs of differences (Fisher 1935).
+    """One-sided p of "no worse" and of "no better": the sign of each task's (or cluster's) difference is flipped.
 
-    If the two agents are alike, each task's (or cluster's) difference has either sign with equal chance. Exact
-    where differences are multiples of one fraction, as shares of attempts are: the sum's distribution is a
-    convolution. Else over all 2^T signs for T ≤ 20, else over 100,000 draws with p = (1 + #)/(1 + R).
+    If the two agents are alike, either sign has the same chance (Fisher 1935). See `permutation.flip_signs`.
     """
-    sums = [s for s in _cluster_sums(differences, clusters) if abs(s) > _TINY]
-    if not sums:
-        return 1.0, 1.0
-    whole = _on_lattice(sums)
-    if whole is not None:
-        return _exact_tails(whole)
-    import numpy as np
-
-    values, observed = np.array(sums), math.fsum(sums)
-    slack = 1e-9 * float(np.abs(values).sum())
-    if len(sums) <= ALL_SIGNS_UP_TO:
-        flipped = np.zeros(1)
-        for value in values:
-            flipped = np.concatenate((flipped - value, flipped + value))
-        return float((flipped <= observed + slack).mean()), float((flipped >= observed - slack).mean())
-    generator = np.random.default_rng(seed)
-    worse = better = 0
-    for _ in range(20):  # in parts, for the memory of large task sets
-        signs = generator.integers(0, 2, (DRAWS // 20, len(sums)), dtype=np.int8)
-        flipped = (2 * signs - 1) @ values
-        worse += int((flipped <= observed + slack).sum())
-        better += int((flipped >= observed - slack).sum())
-    return (1 + worse) / (1 + DRAWS), (1 + better) / (1 + DRAWS)
-
-
-def _on_lattice(sums: Sequence[float]) -> list[int] | None:
-    """The sums as integers in a common unit, or None if there is none of moderate size."""
-    unit = 1
-    for value in {round(s, 12) for s in sums}:
-        close = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
-        if abs(float(close) - value) > 1e-9:
-            return None
-        unit = math.lcm(unit, close.denominator)
-        if unit > LARGEST_DENOMINATOR:
-            return None
-    whole = [round(s * unit) for s in sums]
-    divisor = math.gcd(*whole)
-    if divisor == 0:  # smaller than any unit that is looked for
-        return None
-    whole = [w // divisor for w in whole]
-    return whole if sum(map(abs, whole)) * len(whole) <= LATTICE_UP_TO else None
-
-
-def _exact_tails(whole: Sequence[int]) -> tuple[float, float]:
-    """P(S ≤ observed) and P(S ≥ observed) of S = Σ ± w, by adding one w after the other.
-
-    With X_w = w·(0 or 1), S = 2·ΣX − Σw, so the distribution of ΣX is what is built up.
-    """
-    import numpy as np
-
-    sizes = sorted(map(abs, whole))
-    total = sum(sizes)
-    chances: NDArray[Any] = np.zeros(total + 1)
-    chances[0], top = 1.0, 0
-    for size in sizes:
-        top += size
-        shifted = chances[: top + 1 - size].copy()
-        chances[: top + 1] *= 0.5
-        chances[size : top + 1] += 0.5 * shifted
-    place = (sum(whole) + total) // 2
-    return min(1.0, float(chances[: place + 1].sum())), min(1.0, float(chances[place:].sum()))
+    return flip_signs(_cluster_sums(differences, clusters), seed)
 
 
 # --- estimates -----------------------------------------------------------------------------------
@@ -149,14 +75,21 @@ def estimate_rates(
 ) -> Estimate:
     """The difference of pass rates; `trials`: graded and passed attempts of baseline and candidate, per task.
 
-    One attempt each and no clusters: exact McNemar and Tango's interval. Else as `estimate_means` over the tasks'
-    shares. Raises `ValueError` without tasks.
+    One attempt each and no cluster of several tasks: exact McNemar and Tango's interval. Else as `estimate_means`
+    over the tasks' shares. Where a task has more attempts on one side, its difference is skewed even between equal
+    agents, which a flipped sign does not show: the p is then the larger of that one and of dealing each task's
+    attempts anew to the two sides. Raises `ValueError` without tasks.
     """
     if not trials:
         raise ValueError("no tasks")
-    if any(n1 != 1 or n2 != 1 for n1, _, n2, _ in trials) or clusters is not None:
+    together = clusters is not None and len(set(clusters)) < len(trials)
+    if any(n1 != 1 or n2 != 1 for n1, _, n2, _ in trials) or together:
         differences = [c2 / n2 - c1 / n1 for n1, c1, n2, c2 in trials]
-        return estimate_means(differences, clusters=clusters, alpha=alpha, margin=margin, seed=seed)
+        p_worse, p_better = sign_flip(differences, clusters, seed)
+        if any(n1 != n2 for n1, _, n2, _ in trials):
+            dealt = relabel(trials)
+            p_worse, p_better = max(p_worse, dealt[0]), max(p_better, dealt[1])
+        return _estimate(differences, clusters, alpha, margin, p_worse, p_better)
     n = len(trials)
     worse = sum(c2 < c1 for _, c1, _, c2 in trials)
     better = sum(c2 > c1 for _, c1, _, c2 in trials)
@@ -177,54 +110,53 @@ def estimate_means(
     margin: float | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """The mean of per-task differences: t over tasks or clusters, and the permutation of signs.
+    """The mean of per-task differences: permutation of signs, and the wider of t and a score interval.
 
-    Where few tasks (or clusters) differ, or all by the same, t would claim more than the data hold. Then the wider
-    of t and Tango's interval is taken, the latter on the sums of losses and gains as if these were whole tasks: a
-    difference of 1/3 has a ninth of the variance of a whole one, and counts as a third. Raises `ValueError`
-    without tasks.
+    t over tasks (or clusters) claims too much where few of them differ, and certainty where all differ by the same;
+    see `_score_bounds`. Raises `ValueError` without tasks.
     """
     if not differences:
         raise ValueError("no tasks")
-    delta = math.fsum(differences) / len(differences)
     p_worse, p_better = sign_flip(differences, clusters, seed)
-    bounds = _t_bounds(differences, clusters, alpha, margin)
-    sums = _cluster_sums(differences, clusters)
-    method = f"t over {'tasks' if clusters is None else 'clusters'}"
-    if bounds is None or sum(abs(s) > _TINY for s in sums) < FEW:
-        cautious = _score_bounds(differences, sums, alpha, margin)
-        if bounds is None:
-            bounds, method = cautious, "Tango score on shares"
-        else:
-            bounds = (
-                min(bounds[0], cautious[0]),
-                max(bounds[1], cautious[1]),
-                None if bounds[2] is None or cautious[2] is None else max(bounds[2], cautious[2]),
-            )
-            method += " or Tango score on shares"
-    low, high, p = bounds
-    if all(abs(d) <= 1 for d in differences):
+    return _estimate(differences, clusters, alpha, margin, p_worse, p_better)
+
+
+def _estimate(
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None,
+    alpha: float,
+    margin: float | None,
+    p_worse: float,
+    p_better: float,
+) -> Estimate:
+    units = "tasks" if clusters is None else "clusters"
+    low, high, beyond = _score_bounds(values, clusters, alpha, margin)
+    method = "Tango score on shares"
+    if (narrow := _t_bounds(values, clusters, alpha, margin)) is not None:
+        low, high, method = min(low, narrow[0]), max(high, narrow[1]), f"wider of t over {units} and Tango score"
+        beyond = max(beyond, narrow[2])
+    if max(map(abs, values)) <= 1:
         low, high = max(low, -1.0), min(high, 1.0)
-    beyond = None if p is None else max(p_worse, p)
     return Estimate(
-        delta,
-        min(low, delta),
-        max(high, delta),
-        p_worse,
-        p_better,
-        beyond,
-        f"{method}, permutation of signs",
-        len(differences),
+        delta=math.fsum(values) / len(values),
+        low=low,
+        high=high,
+        p_worse=p_worse,
+        p_better=p_better,
+        p_beyond_margin=None if margin is None else max(p_worse, beyond),
+        method=f"{method}, permutation of signs",
+        n=len(values),
     )
 
 
-Bounds = tuple[float, float, float | None]
-"""Lower and upper bound, and the p of the margin."""
+Bounds = tuple[float, float, float]
+"""Lower and upper bound, and the p of the margin (1 without one)."""
 
 
 def _t_bounds(
     values: Sequence[float], clusters: Sequence[Hashable] | None, alpha: float, margin: float | None
 ) -> Bounds | None:
+    """Mean ± t · standard error; None where there is no spread to take it from."""
     from scipy.special import stdtr, stdtrit
 
     error = standard_error(values, clusters)
@@ -232,20 +164,29 @@ def _t_bounds(
     if freedom < 1 or error < _TINY:
         return None
     mean, reach = math.fsum(values) / len(values), float(stdtrit(freedom, 1 - alpha)) * error
-    p = None if margin is None else float(stdtr(freedom, (mean + margin) / error))
+    p = 1.0 if margin is None else float(stdtr(freedom, (mean + margin) / error))
     return mean - reach, mean + reach, p
 
 
-def _score_bounds(values: Sequence[float], sums: Sequence[float], alpha: float, margin: float | None) -> Bounds:
-    """Tango's bounds of the mean, each unit (task or cluster) taken as one pair of the largest size that occurs."""
-    mean, units = math.fsum(values) / len(values), len(sums)
-    size = max(1.0, *map(abs, sums))
-    worse = math.fsum(-s for s in sums if s < 0) / size
-    better = math.fsum(s for s in sums if s > 0) / size
-    per_task = size * units / len(values)  # of the mean over units, in the unit of the mean over tasks
-    low, high = tango(worse, better, units, alpha)
-    p = None if margin is None else tango_p(worse, better, units, -margin / per_task)
-    return min(low * per_task, mean), max(high * per_task, mean), p
+def _score_bounds(
+    values: Sequence[float], clusters: Sequence[Hashable] | None, alpha: float, margin: float | None
+) -> Bounds:
+    """Tango's bounds on the shares of the mean that losses and gains have, counted in steps of one size.
+
+    A step is what one unit (task or cluster) that differs moves the mean by: Σu²/Σ|u| over the units' parts u of
+    the mean, so that the variance of so many steps is that of the mean. One whole unit more is added to both sums:
+    what has not been seen may be a task (or cluster) that turns from all passed to none. With one attempt of each
+    task the step is 1/n, and this is Tango's interval itself.
+    """
+    count, largest = len(values), max(1.0, *map(abs, values))
+    parts = [s / largest / count for s in _cluster_sums(values, clusters)]
+    sizes = [1] * count if clusters is None else Counter(clusters).values()
+    unseen = sum(size * size for size in sizes) / count**2
+    step = (math.fsum(u * u for u in parts) + unseen**2) / (math.fsum(map(abs, parts)) + unseen)
+    worse, better = math.fsum(-u for u in parts if u < 0) / step, math.fsum(u for u in parts if u > 0) / step
+    low, high = tango(worse, better, 1 / step, alpha)
+    p = 1.0 if margin is None else tango_p(worse, better, 1 / step, -margin / largest)
+    return low * largest, high * largest, p
 
 
 def estimate_ratio(

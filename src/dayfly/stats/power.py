@@ -66,13 +66,14 @@ def smallest_drop(
 ) -> float | None:
     """The smallest drop that is found with chance `power`; None: not even a drop of everything is.
 
-    `discordant` is the share of discordant pairs of one attempt each; averaging `attempts` divides their variance.
-    A drop larger than that share brings its own discordant pairs.
+    `discordant` is the share π of discordant pairs of one attempt each, the drop δ among them; a larger drop brings
+    its own. By the formula of `pairs_needed`, with (π − δ)/k + δ for π: `attempts` k average out the flakes, not
+    that δ of the tasks fail for good. Of a drop that is spread over all tasks, they show more.
     """
     z = NormalDist().inv_cdf
 
     def reach(drop: float) -> float:
-        share = max(discordant / attempts, drop / attempts, drop * drop)
+        share = max(discordant - drop, 0.0) / attempts + drop
         return z(1 - alpha) * math.sqrt(share) + z(power) * math.sqrt(max(share - drop * drop, 0.0))
 
     low, high = 0.0, 1.0

@@ -41,13 +41,13 @@ def mcnemar_exact(worse: int, better: int) -> float:
     return float(bdtrc(worse - 1, worse + better, 0.5))
 
 
-def tango(worse: float, better: float, n: int, alpha: float) -> tuple[float, float]:
+def tango(worse: float, better: float, n: float, alpha: float) -> tuple[float, float]:
     """Tango's score interval of (better − worse)/n at the two-sided level 1 − 2·alpha (Tango 1998).
 
-    Each bound is the one-sided bound at 1 − alpha. Counts may be fractions: shares of several attempts, whose
-    variance is at most that of single ones, so the interval is on the safe side. Raises `ValueError` for n < 1.
+    Each bound is the one-sided bound at 1 − alpha. Counts and `n` may be fractions, as those of parts of a mean are
+    (`paired`). Raises `ValueError` without pairs.
     """
-    if n < 1:
+    if n <= 0:
         raise ValueError("no pairs")
     z = NormalDist().inv_cdf(1 - alpha)
     delta = (better - worse) / n
@@ -56,7 +56,7 @@ def tango(worse: float, better: float, n: int, alpha: float) -> tuple[float, flo
     return min(low, delta), max(high, delta)
 
 
-def _cross(worse: float, better: float, n: int, z: float, outside: float, inside: float) -> float:
+def _cross(worse: float, better: float, n: float, z: float, outside: float, inside: float) -> float:
     """Where the statistic, which falls as the assumed difference grows, is z; `outside` if it is nowhere."""
     if tango_statistic(worse, better, n, outside) <= z:
         return outside
@@ -69,7 +69,7 @@ def _cross(worse: float, better: float, n: int, z: float, outside: float, inside
     return (outside + inside) / 2
 
 
-def tango_statistic(worse: float, better: float, n: int, delta0: float) -> float:
+def tango_statistic(worse: float, better: float, n: float, delta0: float) -> float:
     """The score statistic of a difference `delta0`: about standard normal if that is the true one."""
     distance = better - worse - n * delta0
     b = -better - worse + (2 * n - better + worse) * delta0
@@ -81,7 +81,7 @@ def tango_statistic(worse: float, better: float, n: int, delta0: float) -> float
     return distance / math.sqrt(variance)
 
 
-def tango_p(worse: float, better: float, n: int, delta0: float) -> float:
+def tango_p(worse: float, better: float, n: float, delta0: float) -> float:
     """One-sided p of "the difference is at least `delta0`": small when the candidate is worse than that."""
     return NormalDist().cdf(tango_statistic(worse, better, n, min(max(delta0, -1.0), 1.0)))
 
