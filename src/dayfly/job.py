@@ -359,6 +359,12 @@ def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side) -> None:
     """
     policy = loaded.policy
     agent = _candidate(plan, base)
+    if base.attempts != plan.job_file.attempts and "attempts" not in policy.allow_differences:
+        raise ConfigError(
+            f"the baseline has {base.attempts} attempts a task and this job {plan.job_file.attempts}, "
+            "so its gate would give no valid answer",
+            hint=f"--attempts {base.attempts}, or allow_differences: [attempts] in the policy",
+        )
     terms = terms_of(policy, loaded.digest, base, agent, plan.job_file.seed)
     if plan.early_stop is not None:
         _refuse_other_terms(plan.job_id, plan.early_stop, terms)

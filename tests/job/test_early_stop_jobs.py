@@ -94,11 +94,10 @@ def test_what_was_under_way_is_no_fault(run_watched, baseline, policy):
     assert again is not None and again.kind == "blocked"
 
 
-@pytest.mark.parametrize("attempts", [1, 2])
-def test_an_equal_agent_is_not_stopped(run_watched, baseline, policy, attempts):
-    result, candidate, seen = run_watched(GOOD, concurrency=8, attempts=attempts)
+def test_an_equal_agent_is_not_stopped(run_watched, baseline, policy):
+    result, candidate, seen = run_watched(GOOD, concurrency=8)
     assert (result.gate, result.stopped, result.exit_code) == (None, "", 0)
-    assert sum(r.graded for r in result.records) == TASKS * attempts
+    assert sum(r.graded for r in result.records) == TASKS
     assert not [e for e in seen if e["event"] == "gate_stopped"]
     assert recheck(policy.policy, policy.digest, candidate, baseline) is None
 

@@ -36,8 +36,7 @@ from dayfly.model import RETRYABLE, RolloutRecord, VerifierClass
 from dayfly.report import summarise
 
 if TYPE_CHECKING:
-    from dayfly.gate.policy import Policy
-    from dayfly.results.side import Side
+    from dayfly.gate.planning import Prospect
 
 
 class DisplayChoice(StrEnum):
@@ -180,11 +179,13 @@ def run(
     what = [*(what or []), *_datasets(dataset or [], registry_path)]
     plan = _plan(what, agent or [], task or [], changes, resume, jobs_dir)
     chosen_gate = _gate(gate, baseline, no_gate, resume)
-    _let_gate_watch(plan, chosen_gate, no_gate, resume)
+    prospect = _let_gate_watch(plan, chosen_gate, no_gate, resume)
     if dry_run and json:
         put_json(_plan_answer(plan, resume))
     elif dry_run or resume or display is not DisplayChoice.NONE:
         _say_plan(plan, resume)
+    if prospect is not None:
+        _say_prospect(prospect)
     refuse_drift(plan, accept_changes)
     if dry_run:
         if not json:
@@ -257,8 +258,8 @@ def _gate(policy: Path | None, baseline: str | None, no_gate: bool, resume: str 
     return None
 
 
-def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str | None) -> None:
-    """A job that was started with a gate does not go on unnoticed without it."""
+def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str | None) -> Prospect | None:
+    """What the job can show, if a gate looks on. One that began with a gate does not go on unnoticed without."""
     if gate is None:
         if plan.early_stop is not None and not no_gate:
             settled = plan.early_stop
@@ -267,30 +268,28 @@ def _let_gate_watch(plan: Plan, gate: _Gate | None, no_gate: bool, resume: str |
                 hint="name it again: --gate POLICY.yaml --baseline "
                 f"{settled.baseline.job}:{settled.baseline.agent}; or --no-gate to go on without looking",
             )
-        return
+        return None
     if resume is not None and plan.early_stop is None:
         raise ConfigError(
             f"job {plan.job_id} was started without a gate, and cannot be given one now",
             hint="how the error is shared between looking early and the last test is settled at the start",
         )
     from dayfly.gate.load import load_policy
+    from dayfly.gate.planning import prospect_of_gate
     from dayfly.results import load_side
 
     loaded = load_policy(gate.policy)
     base = load_side(plan.jobs_dir, gate.baseline)
     watch_with_gate(plan, loaded, base)
-    _say_prospect(plan, loaded.policy, base)
-
-
-def _say_prospect(plan: Plan, policy: Policy, base: Side) -> None:
-    """What the job can show at all, before it costs anything."""
-    from dayfly.gate.planning import prospect_of_gate
-
     assert plan.watch is not None
-    seen = prospect_of_gate(policy, base, plan.watch.order, plan.job_file.attempts)
+    return prospect_of_gate(loaded.policy, base, plan.watch.order, plan.job_file.attempts)
+
+
+def _say_prospect(seen: Prospect) -> None:
+    """What the job can show at all, before it costs anything."""
     figures = seen.watched or seen.at_end
     drop = "no drop" if figures.smallest_drop is None else f"a drop of {100 * figures.smallest_drop:.1f} points"
-    say(f"gate {policy.name!r}: {_count(seen.tasks, 'comparable task')}; {drop} is found with a chance of 80 %")
+    say(f"  gate: {_count(seen.tasks, 'comparable task')}; {drop} is found with a chance of 80 %")
     for warning in seen.warnings:
         say(f"  warning: {warning}")
     if seen.warnings:

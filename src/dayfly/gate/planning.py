@@ -11,7 +11,7 @@ Assumptions, all of them printed by `dayfly plan`:
 - Tasks are independent of each other (no clusters), and every rollout is graded.
 
 One attempt each: exact, by going through all numbers of regressions and improvements, with the very tests of the
-gate. Several: by the noncentral t distribution.
+gate. Several, or thousands of tasks: by the noncentral t distribution.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ DROP = 0.1
 """The drop that is to be found, unless somebody names one."""
 ASSUMED = 0.2
 """Share of discordant pairs where nothing is known."""
+EXACT_UP_TO = 2000
+"""Tasks; above, exact and t are the same to three digits."""
 MOST_TASKS = 1_000_000
 MOST_ATTEMPTS = 100
 
@@ -92,6 +94,11 @@ class Prospect(Frozen):
     """One look, when all is done."""
     watched: Figures | None = None
     """With `run --gate`: what is left of the error for the final test. Stopping early adds to its power."""
+    resolution: float | None
+    """The smallest drop that is told from none, with a chance of 80 %, in the final test; None: no drop is.
+
+    A margin under it asks for more than these rollouts can show.
+    """
     least_regressions_early: int | None = None
     """In a row, to be stopped early."""
     warnings: tuple[str, ...] = ()
@@ -135,17 +142,17 @@ class Design:
     def power(self, tasks: int, drop: float, attempts: int | None = None) -> float:
         """The chance that a candidate worse by `drop` is failed."""
         k = attempts or self.attempts
-        if k == 1:
-            both = self.noise.at(drop)
+        both = self.noise.at(drop)
+        if k == 1 and tasks <= EXACT_UP_TO:
             return _share(tasks, (both + drop) / 2, (both - drop) / 2, self.fails, at_least=True)
-        flakes = max(self.noise.at(drop) - drop, 0.0)
+        flakes = max(both - drop, 0.0)
         return _t_power(tasks, drop - self.margin, flakes / k + drop * (1 - drop), self.alpha)
 
     def passes(self, tasks: int, attempts: int | None = None) -> float:
         """The chance that an identical candidate passes."""
         k = attempts or self.attempts
         share = self.noise.at(0.0)
-        if k == 1:
+        if k == 1 and tasks <= EXACT_UP_TO:
             return _share(tasks, share / 2, share / 2, self._holds, at_least=False)
         return _t_power(tasks, self.margin, share / k, self.alpha)
 
@@ -171,21 +178,27 @@ def _share(n: int, worse: float, better: float, holds: Callable[[int, int, int],
     """
     from scipy.special import bdtr
 
-    total, bound = 0.0, 0
-    for gains in range(n + 1):
-        chance = _binomial(n, gains, better)
-        if chance < 1e-12:
-            if gains > n * better:
-                break
-            continue
+    reach = 8 * math.sqrt(n * better * (1 - better)) + 8
+    first, last = max(0, math.floor(n * better - reach)), min(n, math.ceil(n * better + reach))
+    bound = _turn(lambda b: holds(b, first, n) == at_least, n - first)
+    p = min(1.0, worse / (1 - better)) if better < 1 else 0.0
+    total = 0.0
+    for gains in range(first, last + 1):
         rest = n - gains
         while bound <= rest and holds(bound, gains, n) != at_least:
             bound += 1
-        # `bound` is the first number of regressions at which it holds, or no longer holds.
-        p = min(1.0, worse / (1 - better)) if better < 1 else 0.0
         below = 0.0 if bound == 0 else 1.0 if bound > rest else float(bdtr(bound - 1, rest, p))
-        total += chance * (1 - below if at_least else below)
+        total += _binomial(n, gains, better) * (1 - below if at_least else below)
     return min(total, 1.0)
+
+
+def _turn(turned: Callable[[int], bool], most: int) -> int:
+    """The first number from 0 on for which `turned` is true, if it then stays so; most + 1: for none."""
+    low, high = 0, most + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if turned(middle) else (middle + 1, high)
+    return low
 
 
 def _binomial(n: int, k: int, p: float) -> float:
@@ -278,6 +291,8 @@ def prospect(
     if alpha_share is not None:
         watched = figures(Design(attempts, noise, alpha * (1 - alpha_share), let_through), tasks, wanted)
         early = _least_in_a_row(alpha * alpha_share)
+    last = watched or at_end
+    resolution = smallest_drop(Design(attempts, noise, last.alpha, 0.0), tasks)
     return Prospect(
         tasks=tasks,
         attempts=attempts,
@@ -288,7 +303,8 @@ def prospect(
         at_end=at_end,
         watched=watched,
         least_regressions_early=early if early is not None and early <= tasks else None,
-        warnings=tuple(_warnings(tasks, margin, watched or at_end)),
+        resolution=resolution,
+        warnings=tuple(_warnings(tasks, margin, resolution, last)),
     )
 
 
@@ -313,16 +329,14 @@ def _least_in_a_row(alpha: float) -> int:
     return next(b for b in range(1, 2000) if (2 ** (b + 1) - 1) / (b + 1) >= 1 / alpha)
 
 
-def _warnings(tasks: int, margin: float | None, f: Figures) -> Iterable[str]:
+def _warnings(tasks: int, margin: float | None, resolution: float | None, f: Figures) -> Iterable[str]:
     if f.least_regressions is None:
         yield f"{tasks} tasks are too few to fail any candidate, even if all of them got worse"
-    if margin is None:
+    if margin is None or (resolution is not None and margin >= resolution and f.identical_passes >= POWER):
         return
-    if f.smallest_drop is None or margin < f.smallest_drop:
-        least = "no drop at all" if f.smallest_drop is None else f"no drop under {100 * f.smallest_drop:.1f} points"
-        yield f"the margin is {100 * margin:.1f} points, and {least} is found with a chance of 80 %"
-    if f.identical_passes < POWER:
-        yield (
-            f"an identical candidate passes with a chance of {100 * f.identical_passes:.0f} % only; "
-            "otherwise it is inconclusive"
-        )
+    passes = f"{100 * f.identical_passes:.0f} %"
+    least = "no drop at all" if resolution is None else f"no drop under {100 * resolution:.1f} points"
+    yield (
+        f"the margin of {100 * margin:.1f} points is finer than these rollouts can show: {least} is told from none "
+        f"with a chance of 80 %, and an identical candidate passes with a chance of {passes}"
+    )
