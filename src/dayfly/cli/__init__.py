@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import dayfly
-from dayfly.cli import admin, baseline, build, check, convert, gate, logs, plan, pull, run, shell, show
+from dayfly.cli import admin, baseline, build, check, compare, convert, gate, logs, plan, pull, run, shell, show
 from dayfly.cli.interrupts import Interrupted
 from dayfly.cli.output import keep_going_on_odd_terminals, put, say_error
 from dayfly.errors import DayflyError
@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # `JOB[/ROLLOUT]` is no markup, and plain text is right in every width and log
     context_settings={"auto_envvar_prefix": "DAYFLY", "help_option_names": ["-h", "--help"]},
 )
-for module in (run, check, show, logs, shell, admin, pull, build, convert, gate, plan, baseline):
+for module in (run, check, show, logs, shell, admin, pull, build, convert, gate, plan, baseline, compare):
     module.register(app)
 
 

@@ -1,0 +1,103 @@
+"""`compare`: two or more agent versions, task by task. It only reads; deciding is the gate's work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line
+from dayfly.cli.output import put, put_json, put_table
+from dayfly.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dayfly.compare.model import Allowed, Comparison
+
+ALLOWED: tuple[Allowed, ...] = ("attempts", "limits", "image", "isolation", "verifier class")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(compare)
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="JOB[:AGENT], or @NAME of a baseline.")],
+    candidates: Annotated[list[str], typer.Argument(metavar="CANDIDATE...", help="What to compare with it.")],
+    alpha: Annotated[
+        float, typer.Option("--alpha", min=0.0001, max=0.5, help="One-sided error; intervals hold 1 - 2 alpha.")
+    ] = 0.025,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help=f"A difference that is meant: {', '.join(ALLOWED)}; can be repeated."),
+    ] = None,
+    cluster_by: Annotated[
+        str | None, typer.Option("--cluster-by", metavar="KEY", help="Metadata that groups tasks.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="List every task that changed.")] = False,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page.")] = None,
+    jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
+    json: Json = False,
+) -> None:
+    """Compare agent versions on the tasks that can be compared. Exit 0 whatever changed."""
+    from dayfly.compare import compare_sides
+    from dayfly.results import load_side
+
+    meant = _allowed(allow or [])
+    baseline = load_side(jobs_dir, base)
+    found = [
+        compare_sides(baseline, load_side(jobs_dir, c), alpha=alpha, allowed=meant, cluster_by=cluster_by)
+        for c in candidates
+    ]
+    _write_files(found, markdown, html)
+    if json:
+        put_json({"schema_version": 1, "comparisons": [c.model_dump(mode="json") for c in found]})
+        return
+    if len(found) > 1:
+        _put_overview(found)
+    for one in found:
+        _put(one, None if every else 20, jobs_dir)
+
+
+def _allowed(names: list[str]) -> list[Allowed]:
+    known: dict[str, Allowed] = {name: name for name in ALLOWED}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--allow {name!r} is no difference that can be meant", hint=", ".join(ALLOWED))
+    return [known[name] for name in names]
+
+
+def _put_overview(found: list[Comparison]) -> None:
+    from dayfly.compare.text import metric_words
+
+    rows = [(f"{c.candidate.job_id}:{c.candidate.agent}", metric_words(c.metrics["score"], c.alpha)) for c in found]
+    put_table(("candidate", "score"), rows)
+    put()
+
+
+def _put(comparison: Comparison, most: int | None, jobs_dir: Path) -> None:
+    from dayfly.compare.text import render_text
+
+    for line in render_text(comparison, most=most):
+        put(line)
+    worse = next((p for p in comparison.pairs if p.transition in ("pass→fail", "worse")), None)
+    if worse is not None:
+        side = comparison.candidate
+        put(f"next: {command_line('logs', f'{side.job_id}/{worse.task}/{side.agent}/1', jobs_dir=jobs_dir)}")
+    put()
+
+
+def _write_files(found: list[Comparison], markdown: Path | None, html: Path | None) -> None:
+    from dayfly.evidence import write_durable
+
+    if markdown is not None:
+        from dayfly.compare.markdown import render_markdown
+
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(markdown, render_markdown(found).encode("utf-8", "replace"))
+    if html is not None:
+        from dayfly.compare.html import render_html
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(html, render_html(found).encode("utf-8", "replace"))
