@@ -34,7 +34,7 @@ def compare(
     cluster_by: Annotated[
         str | None, typer.Option("--cluster-by", metavar="KEY", help="Metadata that groups tasks.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List every task that changed.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="List every task that changed.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page.")] = None,
     jobs_dir: JobsDir = DEFAULT_JOBS_DIR,
@@ -57,7 +57,7 @@ def compare(
     if len(found) > 1:
         _put_overview(found)
     for one in found:
-        _put(one, None if every else 20, jobs_dir)
+        _put(one, None if all else 20, jobs_dir)
 
 
 def _allowed(names: list[str]) -> list[Allowed]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ ALL_SIGNS_UP_TO = 20
 LARGEST_DENOMINATOR = 2520
 LATTICE_UP_TO = 20_000_000
 """Frequencies times terms of the exact distribution: about half a second."""
+LONG_STEP = 8
+"""Values of a step from which its fast Fourier transform is quicker than adding up turns."""
 _TINY = 1e-12
 _LEAST = 1e-15
 """What sums of floats can tell from 0. No p is smaller, as none is 0."""
@@ -71,6 +74,7 @@ def _difference(n1: int, c1: int, n2: int, c2: int, unit: int) -> int:
     return round(Fraction(c2 * unit, n2) - Fraction(c1 * unit, n1))
 
 
+@lru_cache(maxsize=1 << 14)
 def _dealt(n1: int, n2: int, passed: int, unit: int) -> Step:
     ways = math.comb(n1 + n2, n2)
     return tuple(
@@ -109,22 +113,49 @@ def _exact_tails(steps: Mapping[Step, int], observed: int, limit: float) -> tupl
     spread = math.sqrt(sum(times * (step[-1][0] - step[0][0]) ** 2 for step, times in steps.items()))
     reach = min(6 * spread, sum(times * (step[-1][0] - step[0][0]) for step, times in steps.items()))
     centre, half = round(mean), math.ceil(reach) + 2
-    size = 2 * half + 1
     if half * sum(map(len, steps)) > limit:
         return None
     place = observed - centre
     if abs(place) > half:
         return (_LEAST, 1.0) if place < 0 else (1.0, _LEAST)
+    half = _quick_half(half)
+    size = 2 * half + 1
     frequencies = np.arange(half + 1)
     turns: NDArray[Any] = np.exp(2j * np.pi * np.arange(size) / size)
     product = turns[(frequencies * centre) % size]  # the sum is shifted to lie around 0
     for step, times in steps.items():
-        # Transforms conjugate, since irfft turns the other way.
-        product = product * sum(p * turns[(-value * frequencies) % size] for value, p in step) ** times
+        product = product * _transform(step, turns) ** times
     chances = np.fft.fftshift(np.fft.irfft(product, size)).clip(0.0)
     at = place + half
     below, above = float(chances[: at + 1].sum()), float(chances[at:].sum())
     return min(1.0, max(below, _LEAST)), min(1.0, max(above, _LEAST))
+
+
+def _transform(step: Step, turns: NDArray[Any]) -> NDArray[Any]:
+    """Σ p·e^(−2πi·v·f/size) for the frequencies f of a real transform; `turns` holds the `size` roots of unity."""
+    import numpy as np
+
+    size = len(turns)
+    if len(step) > LONG_STEP:
+        placed = np.zeros(size)
+        np.add.at(placed, [value % size for value, _ in step], [p for _, p in step])
+        return np.fft.rfft(placed)
+    frequencies, total = np.arange(size // 2 + 1), np.zeros(size // 2 + 1, complex)
+    for value, p in step:
+        total += p * turns[(-value * frequencies) % size]
+    return total
+
+
+def _quick_half(half: int) -> int:
+    """At least `half`, and such that 2·half + 1 has small factors only, which Fourier transforms are quick with."""
+    while True:
+        rest = 2 * half + 1
+        for factor in (3, 5, 7):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return half
+        half += 1
 
 
 def _all_sums(values: Sequence[float]) -> NDArray[Any]:
