@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
+from pydantic_core import to_json
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -78,10 +79,18 @@ def put_json_line(value: Any) -> None:
 
 def _json(value: Any, indent: int | None) -> str:
     unicode = "utf" in (sys.stdout.encoding or "").lower() if sys.stdout else True
-    text = json.dumps(value, indent=indent, ensure_ascii=not unicode, default=str)
+    text = _dump(value, indent, unicode)
     # These occur within strings only, where JSON takes \uXXXX for them; line breaks are layout.
     text = UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
     return text.replace("##[", "\\u0023#[") if _on_github() else text
+
+
+def _dump(value: Any, indent: int | None, unicode: bool) -> str:
+    """With pydantic's writer, which is several times as quick for what is indented; where it cannot, Python's."""
+    if unicode and indent is not None:
+        with suppress(ValueError):  # a surrogate, for one
+            return to_json(value, indent=indent, fallback=str).decode()
+    return json.dumps(value, indent=indent, ensure_ascii=not unicode, default=str)
 
 
 def put_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], wrap: str | None = None) -> None:

@@ -117,13 +117,13 @@ def _tasks(base: Side, candidate: Side) -> Found:
     both = [(t, candidate.tasks[n]) for n, t in base.tasks.items() if n in candidate.tasks]
     same: set[Aspect] = set()
     differences = list(_only_once(base, candidate))
-    for aspect, differs, said in _OF_TASKS:
+    for aspect, differs, known, said in _OF_TASKS:
         varied = [(old, new) for old, new in both if differs(old, new)]
         if varied:
             values = (_values(said(t) for t in side) for side in zip(*varied, strict=True))
             old, new = values
             differences.append(Difference(aspect=aspect, base=old, candidate=new, tasks=len(varied)))
-        elif both and all(said(old) and said(new) for old, new in both):
+        elif both and all(known(old) and known(new) for old, new in both):
             same.add(aspect)
     return same, differences
 
@@ -144,15 +144,32 @@ def _limits(task: TaskResults) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairing.limits(task) if value)
 
 
-_OF_TASKS: tuple[tuple[Aspect, Callable[[TaskResults, TaskResults], str], Callable[[TaskResults], str]], ...] = (
-    ("task", pairing.task_differs, lambda t: short(t.task_digest)),
-    ("verifier", pairing.verifier_differs, lambda t: short(t.verifier_digest)),
-    ("limits", pairing.limits_differ, _limits),
-    ("image", pairing.image_differs, lambda t: ", ".join(map(short, sorted(set(t.disk_digests))))),
-    ("isolation", pairing.isolation_differs, lambda t: pairing.weakest_isolation(t.isolation)),
+def _limits_known(task: TaskResults) -> bool:
+    return task.agent_limit_s is not None or task.verifier_timeout_s is not None or task.machine is not None
+
+
+Differs = Callable[[TaskResults, TaskResults], str]
+_OF_TASKS: tuple[tuple[Aspect, Differs, Callable[[TaskResults], object], Callable[[TaskResults], str]], ...] = (
+    ("task", pairing.task_differs, lambda t: t.task_digest, lambda t: short(t.task_digest)),
+    ("verifier", pairing.verifier_differs, lambda t: t.verifier_digest, lambda t: short(t.verifier_digest)),
+    ("limits", pairing.limits_differ, _limits_known, _limits),
+    (
+        "image",
+        pairing.image_differs,
+        lambda t: t.disk_digests,
+        lambda t: ", ".join(map(short, sorted(set(t.disk_digests)))),
+    ),
+    (
+        "isolation",
+        pairing.isolation_differs,
+        lambda t: t.isolation,
+        lambda t: pairing.weakest_isolation(t.isolation),
+    ),
     (
         "verifier class",
         pairing.verifier_class_differs,
+        lambda t: t.verifier_classes,
         lambda t: pairing.weakest_class(t.verifier_classes),
     ),
 )
+"""Aspect, how two tasks differ in it, whether a task has it recorded, and what it is."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from dayfly.compare.aspects import compare_aspects
-from dayfly.compare.counting import count
+from dayfly.compare.counting import count, first_attempt
 from dayfly.compare.metrics import Settings, group_by_tag, measure
 from dayfly.compare.model import Allowed, Comparison, Flaky, SideFacts, Transitions
 from dayfly.compare.pairing import ISOLATION_ORDER, Counted, Terms, pair_tasks
@@ -113,5 +113,5 @@ def _flaky(side: Side, name: Literal["base", "candidate"]) -> Iterator[Flaky]:
 
 def attempt_label(task: str, agent: str, marks: str, wanted: str) -> str:
     """TASK/AGENT/ATTEMPT of the first attempt with one of these marks; empty when there is none."""
-    number = next((i for i, mark in enumerate(marks, 1) if mark in wanted), None)
+    number = first_attempt(marks, wanted)
     return "" if number is None else f"{task}/{agent}/{number}"

@@ -189,7 +189,7 @@ def _relative(made: _Maker) -> Metric:
     old, new = _all_known(base), _all_known(candidate)
     if old is None or new is None:
         sides = [
-            f"{values.count(None)} in the {side}" for side, values in _SIDES(base, candidate) if None in values
+            f"{values.count(None)} in the {side}" for side, values in _by_side(base, candidate) if None in values
         ]
         return made.unknown(f"not recorded for tasks of {len(base)}: {', '.join(sides)}")
     if math.fsum(old) <= 0:
@@ -201,7 +201,7 @@ def _relative(made: _Maker) -> Metric:
     return made.known(old, new, estimate)
 
 
-def _SIDES(base: list[float | None], candidate: list[float | None]) -> list[tuple[str, list[float | None]]]:
+def _by_side(base: list[float | None], candidate: list[float | None]) -> list[tuple[str, list[float | None]]]:
     return [("baseline", base), ("candidate", candidate)]
 
 

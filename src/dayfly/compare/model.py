@@ -82,7 +82,8 @@ class Difference(Frozen):
     """In how many tasks, when it is one of tasks; None when it is one of the whole side."""
 
 
-class LeftOut(Frozen):
+@dataclass(frozen=True, slots=True)
+class LeftOut:
     task: str
     reason: Reason
     detail: str = ""
@@ -165,7 +166,8 @@ class Group(Frozen):
     high: float | None
 
 
-class Flaky(Frozen):
+@dataclass(frozen=True, slots=True)
+class Flaky:
     """A task whose attempts by one agent version disagree."""
 
     task: str

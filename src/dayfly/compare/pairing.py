@@ -109,14 +109,20 @@ def transition(base_graded: int, base_passed: int, graded: int, passed: int) -> 
 def verifier_differs(old: TaskResults, new: TaskResults) -> str:
     if not old.verifier_digest or not new.verifier_digest:
         return ""  # then the task's own digest decides, which its tests are a part of
-    return _moved(short(old.verifier_digest), short(new.verifier_digest), old.verifier_digest, new.verifier_digest)
+    return _moved(old.verifier_digest, new.verifier_digest)
 
 
 def task_differs(old: TaskResults, new: TaskResults) -> str:
-    return _moved(short(old.task_digest), short(new.task_digest), old.task_digest, new.task_digest)
+    return _moved(old.task_digest, new.task_digest)
 
 
 def limits_differ(old: TaskResults, new: TaskResults) -> str:
+    if (old.agent_limit_s, old.verifier_timeout_s, old.machine) == (
+        new.agent_limit_s,
+        new.verifier_timeout_s,
+        new.machine,
+    ):
+        return ""  # nearly always, and there may be 100,000 tasks
     return "; ".join(
         f"{n} {a} → {b}" for (n, a), (_, b) in zip(limits(old), limits(new), strict=True) if _both(a, b)
     )
@@ -136,6 +142,8 @@ def _both(a: str, b: str) -> bool:
 
 
 def image_differs(old: TaskResults, new: TaskResults) -> str:
+    if old.disk_digests == new.disk_digests:
+        return ""
     before, after = sorted(set(old.disk_digests)), sorted(set(new.disk_digests))
     if not before or not after or before == after:
         return ""
@@ -144,6 +152,8 @@ def image_differs(old: TaskResults, new: TaskResults) -> str:
 
 def isolation_differs(old: TaskResults, new: TaskResults) -> str:
     """By the weakest, as a task is no better isolated than in its weakest attempt."""
+    if old.isolation == new.isolation:
+        return ""
     before, after = weakest_isolation(old.isolation), weakest_isolation(new.isolation)
     return f"{before} → {after}" if _both(before, after) else ""
 
@@ -153,6 +163,8 @@ def weakest_isolation(classes: Collection[Isolation]) -> str:
 
 
 def verifier_class_differs(old: TaskResults, new: TaskResults) -> str:
+    if old.verifier_classes == new.verifier_classes:
+        return ""
     before, after = weakest_class(old.verifier_classes), weakest_class(new.verifier_classes)
     return f"{before} → {after}" if _both(before, after) else ""
 
@@ -162,8 +174,8 @@ def weakest_class(classes: Collection[VerifierClass]) -> str:
     return found.value if found else ""
 
 
-def _moved(before: str, after: str, old: str, new: str) -> str:
-    return f"{before} → {after}" if old != new else ""
+def _moved(old: str, new: str) -> str:
+    return f"{short(old)} → {short(new)}" if old != new else ""
 
 
 def short(digest: str) -> str:

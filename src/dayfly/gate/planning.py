@@ -8,7 +8,8 @@ Assumptions, all of them printed by `dayfly plan`:
 - A drop by δ is δ of the tasks failing for good; the rest of π are flakes, even in both directions. Attempts
   average flakes out, not the choice of the tasks: the variance of a task's difference is (π − δ)/k + δ − δ².
   That is the worst case for attempts: of a drop that is spread over all tasks, they show more.
-- Tasks are independent of each other (no clusters), and every rollout is graded.
+- Tasks are independent of each other (no clusters), and every rollout is graded. How many tasks it takes has a
+  reserve of one in twenty, which may be lost or turn out not to be comparable.
 
 One attempt each: exact, by going through all numbers of regressions and improvements, with the very tests of the
 gate. Several, or thousands of tasks: by the noncentral t distribution.
@@ -31,6 +32,8 @@ DROP = 0.1
 """The drop that is to be found, unless somebody names one."""
 ASSUMED = 0.2
 """Share of discordant pairs where nothing is known."""
+RESERVE = 0.05
+"""Of the tasks asked for; as many as a policy's default floors let be lost."""
 EXACT_UP_TO = 2000
 """Tasks; above, exact and t are the same to three digits."""
 MOST_TASKS = 1_000_000
@@ -239,7 +242,8 @@ def figures(design: Design, tasks: int, drop: float) -> Figures:
 
 
 def _needed(design: Design, tasks: int, chance: Callable[[int, int], float]) -> Needed:
-    wanted = _first(lambda n: chance(n, design.attempts) >= POWER, MOST_TASKS)
+    graded = _first(lambda n: chance(n, design.attempts) >= POWER, MOST_TASKS)
+    wanted = None if graded is None else math.ceil(graded / (1 - RESERVE))
     attempts = _first(lambda k: chance(tasks, k) >= POWER, MOST_ATTEMPTS)
     return Needed(tasks=wanted, rollouts=None if wanted is None else wanted * design.attempts, attempts=attempts)
 

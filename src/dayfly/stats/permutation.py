@@ -71,7 +71,9 @@ def relabel(trials: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
 
 
 def _difference(n1: int, c1: int, n2: int, c2: int, unit: int) -> int:
-    return round(Fraction(c2 * unit, n2) - Fraction(c1 * unit, n1))
+    whole, rest = divmod(unit * (c2 * n1 - c1 * n2), n1 * n2)
+    half = n1 * n2 - 2 * rest  # a half goes to the even number, so that both directions are alike
+    return whole + (half < 0 or (half == 0 and whole % 2 == 1))
 
 
 @lru_cache(maxsize=1 << 14)
