@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dayfly.compare.model import Comparison, Metric, Pair, SideFacts
 
 UNKNOWN = "unknown"
+_MOST_PROBLEMS = 5
 
 
 def render_text(comparison: Comparison, *, most: int | None = 20) -> list[str]:
@@ -29,6 +30,9 @@ def render_text(comparison: Comparison, *, most: int | None = 20) -> list[str]:
 def _sides(c: Comparison) -> Iterator[str]:
     for name, side in (("baseline", c.base), ("candidate", c.candidate)):
         yield f"{name:<9} {side_words(side)}"
+        yield from (f"  not as sealed: {problem}" for problem in side.problems[:_MOST_PROBLEMS])
+        if len(side.problems) > _MOST_PROBLEMS:
+            yield f"  and {len(side.problems) - _MOST_PROBLEMS} more records with problems"
 
 
 def side_words(side: SideFacts) -> str:
