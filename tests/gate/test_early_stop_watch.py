@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.integrate import quad
 
 from dayfly.errors import ConfigError
 from dayfly.gate.early_stop import (
@@ -28,8 +30,8 @@ POLICY = Policy(metrics={"score": MetricRule(margin=0.05)})
 DIGEST = "sha256:policy"
 
 
-def evidence_of(differences: list[float]) -> Evidence:
-    evidence = Evidence()
+def evidence_of(differences: Iterable[float], margin: float = 0.0) -> Evidence:
+    evidence = Evidence(margin)
     for d in differences:
         evidence.add([d])
     return evidence
@@ -52,16 +54,46 @@ def test_with_one_attempt_each_it_is_the_published_formula(differences):
     assert (evidence.regressions, evidence.improvements, evidence.pairs) == (b, c, len(differences))
 
 
-@pytest.mark.parametrize(
-    "sizes", [[1.0] * 6, [1 / 3, 2 / 3, 1.0, 1 / 3, 1.0], [0.1, 0.5, 0.9, 1.0], [3.0, 1.0, 2.0]]
-)
+@pytest.mark.parametrize("sizes", [[1.0] * 6, [1 / 3, 2 / 3, 1.0, 1 / 3, 1.0], [0.1, 0.5, 0.9, 1.0]])
 def test_its_mean_over_all_signs_is_one(sizes):
     """That is what makes it a martingale for an agent that is no other, whatever the sizes of the differences."""
     values = [
-        evidence_of([s * d for s, d in zip(signs, sizes, strict=True)]).value
+        evidence_of(s * d for s, d in zip(signs, sizes, strict=True)).value
         for signs in itertools.product((-1, 1), repeat=len(sizes))
     ]
     assert math.fsum(values) / len(values) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("losses", [[(0.25, -1.0), (0.75, 0.0)], [(0.5, -1.0), (0.25, 1.0), (0.25, 0.0)]])
+def test_its_mean_is_one_for_a_drop_by_just_the_margin_and_more_beyond_it(losses):
+    """Over all results of six tasks of an agent that is worse by 25 points, whose tasks need not be alike."""
+
+    def mean(margin: float) -> float:
+        drawn = itertools.product(losses, repeat=6)
+        return math.fsum(math.prod(p for p, _ in d) * evidence_of((x for _, x in d), margin).value for d in drawn)
+
+    assert mean(0.25) == pytest.approx(1.0, abs=1e-9)
+    assert mean(0.3) < 1 < mean(0.2)
+
+
+def test_with_a_margin_it_is_the_mean_over_all_stakes():
+    """Against numeric integration by another method."""
+    differences, margin = [-1.0, -2 / 3, 0.0, 1 / 3, -1.0, 1.0, -1.0], 0.1
+
+    def product(stake: float) -> float:
+        return math.prod(1 + stake * (-d - margin) for d in differences)
+
+    expected, _ = quad(product, 0, 1 / (1 + margin))
+    assert evidence_of(differences, margin).value == pytest.approx(expected * (1 + margin), rel=1e-9)
+
+
+def test_a_cluster_never_loses_more_than_the_stake():
+    evidence = Evidence(0.05, scale=3)
+    evidence.add([1.0, 1.0, 1.0])
+    assert 0 < evidence.value < 1
+    evidence.add([-1.0])
+    evidence.add([0.0, -1.0])
+    assert math.isfinite(evidence.log) and (evidence.pairs, evidence.regressions) == (6, 2)
 
 
 def test_it_ever_reaches_its_threshold_in_no_more_than_alpha_of_all_paths():
@@ -158,7 +190,7 @@ def test_lost_attempts_are_no_failures(make_side, marks):
 
 
 def test_no_more_than_the_margin_is_let_through(make_side, marks):
-    """Sure to be worse, but by 10 points where 15 are let through."""
+    """Sure to be worse, but by 10 points where 15 are let through: no evidence against it."""
     policy = Policy(metrics={"score": MetricRule(margin=0.15)}, must_pass=("*",))
     base, count = make_side(marks(400, 400), "base"), 0
     watch = watch_over(base, blank(make_side, 400), policy)
@@ -166,7 +198,8 @@ def test_no_more_than_the_margin_is_let_through(make_side, marks):
         count += place % 10 == 9
         watch.add(name, 1, "F" if place % 10 == 9 else "P")
     assert watch.stopped is None and watch.evidence.regressions == count == 40
-    assert watch.evidence.value > watch.threshold
+    assert watch.evidence.value < 1
+    assert evidence_of([-1.0] * 40 + [0.0] * 360).value > watch.threshold  # without the margin
 
 
 def test_a_quarantined_and_a_changed_task_are_no_pairs(make_side, make_task):

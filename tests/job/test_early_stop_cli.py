@@ -86,7 +86,7 @@ def test_a_pattern_that_no_task_is_like_names_the_nearest(dayfly, job_file):
 def test_a_worse_agent_is_stopped_and_the_gate_fails(dayfly, job_file, baseline, tmp_path):
     words = ("--gate", tmp_path / "gate.yaml", "--baseline", baseline)
     done = dayfly("run", job_file("worse", "print nothing"), *words, "--display", "none", code=1)
-    assert "stopped early, after 8 of 24 rollouts: gate 'strict' blocks" in done.stdout
+    assert "stopped early, after 11 of 24 rollouts: gate 'strict' blocks" in done.stdout
     (next_command,) = [line for line in done.stdout.splitlines() if line.strip().startswith("dayfly gate")]
     verdict = json.loads(dayfly(*next_command.split()[1:-2], "--json", code=1).stdout)
     assert verdict["verdict"] == "fail" and verdict["early_stop"]["kind"] == "blocked"
@@ -117,7 +117,7 @@ def test_a_job_with_a_gate_does_not_go_on_unnoticed_without(dayfly, job_file, ba
         dayfly("run", "--resume", job_id)
     assert "--no-gate" in (raised.value.hint or "") and baseline in (raised.value.hint or "")
     dayfly("run", "--resume", job_id, *gate, "--display", "none", code=1)
-    assert len(list(JobFolder.open(tmp_path / "jobs", job_id).records(lambda *_: None))) == 8
+    assert len(list(JobFolder.open(tmp_path / "jobs", job_id).records(lambda *_: None))) == 11
     dayfly("run", "--resume", job_id, "--no-gate", "--display", "none")
     dayfly("gate", job_id, "--baseline", baseline, "--policy", tmp_path / "gate.yaml", code=1)
 

@@ -74,12 +74,12 @@ def run_watched(baseline: Side, policy: LoadedPolicy, plan_agent, run_fake, load
 
 def test_a_worse_agent_is_stopped_early(run_watched, baseline, policy, tmp_path):
     result, candidate, seen = run_watched(BAD)
-    # 2^8 / 8 · (1 − 2^−8) = 31.9 < 40 ≤ 63.9: the eighth regression in a row is what an error of 2.5 % asks for.
-    assert result.gate is not None and (result.gate.kind, result.gate.regressions) == ("blocked", 8)
+    # 1.5/12 · ((1/0.6)^12 − 1) = 57 ≥ 40 > 37: the eleventh regression in a row is what an error of 2.5 % asks for.
+    assert result.gate is not None and (result.gate.kind, result.gate.regressions) == ("blocked", 11)
     assert result.exit_code == 1 and not result.interrupted
-    assert sum(r.graded for r in result.records) == 8 < result.planned
+    assert sum(r.graded for r in result.records) == 11 < result.planned
     (event,) = [e for e in seen if e["event"] == "gate_stopped"]
-    assert (event["regressions"], event["improvements"], event["planned"]) == (8, 0, TASKS)
+    assert (event["regressions"], event["improvements"], event["planned"]) == (11, 0, TASKS)
     assert event["evidence"] >= event["threshold"] == 40
     assert recheck(policy.policy, policy.digest, candidate, baseline) == result.gate
     verdict = decide(policy.policy, candidate, baseline, policy_digest=policy.digest)
@@ -143,9 +143,9 @@ def test_terms_are_on_record(run_watched, baseline, policy, tmp_path):
 
 def test_controls_go_with_their_task_and_are_no_pairs(run_watched):
     result, _, _ = run_watched(BAD, beside=["oracle", "no-op"])
-    assert result.gate is not None and result.gate.pairs == 8
+    assert result.gate is not None and result.gate.pairs == 11
     assert {r.agent for r in result.records} == {"oracle", "no-op", "mine"}
-    assert len({r.task for r in result.records}) <= 9
+    assert len({r.task for r in result.records}) <= 12
 
 
 def test_a_stopped_job_that_goes_on_stops_again_at_once(run_watched, baseline, policy, tmp_path, run_fake):
@@ -153,7 +153,7 @@ def test_a_stopped_job_that_goes_on_stops_again_at_once(run_watched, baseline, p
     plan = plan_resume(first.job_id, tmp_path / "jobs")
     watch_with_gate(plan, policy, baseline)
     again = run_fake(plan)
-    assert again.exit_code == 1 and again.gate == first.gate and len(again.records) == 8
+    assert again.exit_code == 1 and again.gate == first.gate and len(again.records) == 11
 
 
 def test_it_can_go_on_without_looking_and_is_still_blocked(run_watched, baseline, policy, tmp_path, run_fake, load):

@@ -2,19 +2,20 @@
 
 How it works. The tasks that both sides can be compared on are done in a random order that the job's seed fixes
 (tasks of one cluster together, all attempts of a task one after the other). When all rollouts of the next task in
-that order are final, its difference d = (share passed by the candidate) − (share passed by the baseline) is added
-to the evidence E: the mean, over p from ½ to 1 (q = 1 − p), of a product with a factor per task,
+that order are final, its loss x = (share passed by the baseline) − (share passed by the candidate) is added to the
+evidence, the value of a bet that the candidate loses more than the margin δ:
 
-    2·p^|d| / (p^|d| + q^|d|) for a loss,    2·q^|d| / (p^|d| + q^|d|) for a gain.
+    E = the mean, over stakes λ from 0 to 1/(1 + δ), of the product over tasks of 1 + λ·(x − δ)
 
-With one attempt each that is 2^(m+1)·B(b+1, c+1)·P(Beta(b+1, c+1) > ½) for b regressions and c improvements.
+With one attempt each and no margin that is 2^(m+1)·B(b+1, c+1)·P(Beta(b+1, c+1) > ½), p = (1 + λ)/2 being the
+chance that is bet on.
 
-Why it is valid. If the candidate is no other than the baseline, then for each task, whatever its |d| and whatever
-came before, losing and gaining are equally likely. Each factor then has the mean 1, so E is a martingale that
-starts at 1 (a mean over p of such products is one, too), and by Ville's inequality it ever reaches 1/α with a
-chance of at most α. Looking after every task therefore costs nothing. It blocks when E ≥ 1/(alpha·alpha_share)
-and the mean difference is at least the margin; the final test gets alpha·(1 − alpha_share), and by the union bound
-both together fail an identical agent in at most alpha of the jobs. Three things keep that true:
+Why it is valid. If the candidate loses at most δ on average over tasks like these, then, whatever came before, no
+such bet gains on average: each product is a supermartingale that starts at 1 (never negative, as x ≥ −1), a mean of
+them is one, too, and by Ville's inequality E ever reaches 1/α with a chance of at most α. Looking after every task
+therefore costs nothing. It blocks when E ≥ 1/(alpha·alpha_share) and the mean loss seen is at least the margin; the
+final test gets alpha·(1 − alpha_share), and by the union bound both together fail in at most alpha of the jobs an
+agent that is worse by no more than the margin, an identical one included. Three things keep that true:
 
 - evidence is taken over the longest *finished prefix* of the order only. Which rollouts happen to be ready first
   is no random choice: timeouts are late;
@@ -133,49 +134,53 @@ def clusters_of(base: Side, cluster_by: str | None) -> dict[str, str]:
 
 
 @cache
-def _bets() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """log(q/p) and log weight of the mixture's points.
+def _stakes(margin: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The stakes of the mixture, and their weights' logarithms.
 
-    Any weights that sum to 1 make a valid mixture; these points (Gauss–Legendre) make it the integral above.
+    Any weights that sum to 1 make a valid mixture; these points (Gauss–Legendre) make it the mean over all stakes.
     """
     import numpy as np
 
     points, weights = np.polynomial.legendre.leggauss(200)
-    p = 0.75 + points / 4
-    return np.log1p(-p) - np.log(p), np.log(weights / 2)
+    return (points + 1) / 2 / (1 + margin), np.log(weights / 2)
 
 
-@cache
-def _log_factors(difference: float) -> NDArray[np.float64]:
-    """Logarithm of one task's factor, at each point of the mixture; `difference` > 0 is a gain."""
+@lru_cache(maxsize=1 << 12)
+def _log_factors(loss: float, margin: float) -> NDArray[np.float64]:
+    """Logarithm of what a unit multiplies each bet by; `loss` is what it lost beyond the margin."""
     import numpy as np
 
-    log_odds, _ = _bets()  # of q against p, negative
-    return math.log(2) - np.logaddexp(0.0, -log_odds * difference)
+    stakes, _ = _stakes(margin)
+    return np.log1p(stakes * loss)
 
 
 class Evidence:
-    """E, and what it was made of, over the tasks looked at so far."""
+    """E, and what it was made of, over the tasks looked at so far.
 
-    def __init__(self) -> None:
+    `scale`: how many tasks the largest unit has, so that no unit loses more than the whole stake.
+    """
+
+    def __init__(self, margin: float, scale: int = 1) -> None:
+        self.margin, self.scale = margin, scale
         self._logs: Any = 0.0
         self.regressions = 0
         self.improvements = 0
         self.pairs = 0
         self._sum = 0.0
 
-    def add(self, differences: Sequence[float], scale: int = 1) -> None:
-        """Take in one unit: the difference of each of its tasks. `scale`: tasks of the largest unit."""
+    def add(self, differences: Sequence[float]) -> None:
+        """Take in one unit: the difference (candidate − baseline) of each of its tasks."""
         self.pairs += len(differences)
         self.regressions += sum(d < 0 for d in differences)
         self.improvements += sum(d > 0 for d in differences)
         together = math.fsum(differences)
         self._sum += together
-        if abs(together) > _TINY:
-            self._logs = self._logs + _log_factors(round(together / scale, 9))
+        beyond = (-together - self.margin * len(differences)) / self.scale
+        if abs(beyond) > _TINY:
+            self._logs = self._logs + _log_factors(round(beyond, 9), self.margin)
 
     def copy(self) -> Evidence:
-        other = Evidence()
+        other = Evidence(self.margin, self.scale)
         other.__dict__.update(self.__dict__)
         return other
 
@@ -183,7 +188,7 @@ class Evidence:
     def log(self) -> float:
         import numpy as np
 
-        return float(np.logaddexp.reduce(self._logs + _bets()[1]))
+        return float(np.logaddexp.reduce(self._logs + _stakes(self.margin)[1]))
 
     @property
     def value(self) -> float:
@@ -194,8 +199,8 @@ class Evidence:
         """Mean difference over the tasks looked at."""
         return self._sum / self.pairs if self.pairs else 0.0
 
-    def blocks(self, alpha: float, margin: float) -> bool:
-        return self.delta <= -margin + _TINY and self.delta < 0 and self.log >= -math.log(alpha) - _TINY
+    def blocks(self, alpha: float) -> bool:
+        return self.delta <= -self.margin + _TINY and self.delta < 0 and self.log >= -math.log(alpha) - _TINY
 
 
 # --- the watch -----------------------------------------------------------------------------------
@@ -247,7 +252,7 @@ def _trial(base_marks: str, marks: str, floor: float) -> Trial | None:
 def _difference(base_marks: str, marks: str, floor: float) -> float | None:
     """Candidate − baseline over the attempts that both have graded.
 
-    Equal numbers on both sides make gains and losses equally likely for an identical agent.
+    Equal numbers on both sides: an attempt that one side lost is no advantage of the other.
     """
     both = [(b, m) for b, m in zip(base_marks, marks, strict=True) if b in _GRADED and m in _GRADED]
     if not both or _trial(base_marks, marks, floor) is None:
@@ -281,14 +286,13 @@ class EarlyStopWatch:
         self.final_alpha = policy.alpha * (1 - policy.early_stop.alpha_share)
         self.clusters = dict(clusters or {})
         self.stopped: EarlyStopped | None = None
-        self.evidence = Evidence()
         self._planned: dict[str, _Planned] = {}
         for name, task in comparable.items():
             theirs = base.tasks[name].marks
             common = min(len(theirs), len(task.marks))  # attempts that only one side planned pair with nothing
             self._planned[name] = _Planned(theirs[:common], task.marks[:common], policy.coverage.task)
         self._units = order_of(self._planned, terms.seed, self.clusters)
-        self._scale = max(map(len, self._units), default=1)
+        self.evidence = Evidence(terms.margin, max(map(len, self._units), default=1))
         self._looked = 0
         self._futility_every = max(1, math.ceil(len(self._units) / FUTILITY_LOOKS))
         self._futility = only_score_decides(policy)
@@ -330,7 +334,7 @@ class EarlyStopWatch:
         return self.stopped
 
     def _verdict(self) -> EarlyStopped | None:
-        if self.evidence.blocks(self.terms.alpha, self.terms.margin):
+        if self.evidence.blocks(self.terms.alpha):
             return self._say("blocked")
         last = self._looked == len(self._units)  # then the final test decides
         if self._futility and not last and self._looked % self._futility_every == 0 and not self._can_decide():
@@ -340,7 +344,7 @@ class EarlyStopWatch:
     def _take(self, evidence: Evidence, unit: Iterable[_Planned], rest: str = "") -> None:
         differences = [d for p in unit if (d := p.difference(rest)) is not None]
         if differences:
-            evidence.add(differences, self._scale)
+            evidence.add(differences)
 
     def _say(self, kind: Any) -> EarlyStopped:
         e = self.evidence
@@ -364,7 +368,7 @@ class EarlyStopWatch:
         lost = [u for u in self._units[: self._looked] if any(self._planned[n].difference() is None for n in u)]
         for unit in (*lost, *self._units[self._looked :]):
             self._take(worst, [self._planned[name].open() for name in unit], rest="F")
-            if worst.blocks(self.terms.alpha, self.terms.margin):
+            if worst.blocks(self.terms.alpha):
                 return True
         return False
 

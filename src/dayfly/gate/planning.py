@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dayfly.gate.early_stop import Evidence
 from dayfly.gate.policy import Policy
 from dayfly.model import Frozen
 from dayfly.results.side import Side, TaskResults
@@ -38,6 +39,7 @@ EXACT_UP_TO = 2000
 """Tasks; above, exact and t are the same to three digits."""
 MOST_TASKS = 1_000_000
 MOST_ATTEMPTS = 100
+MOST_IN_A_ROW = 10_000
 
 Source = Literal["baseline", "given", "assumed"]
 
@@ -294,7 +296,7 @@ def prospect(
     watched, early = None, None
     if alpha_share is not None:
         watched = figures(Design(attempts, noise, alpha * (1 - alpha_share), let_through), tasks, wanted)
-        early = _least_in_a_row(alpha * alpha_share)
+        early = _least_in_a_row(alpha * alpha_share, let_through)
     last = watched or at_end
     resolution = smallest_drop(Design(attempts, noise, last.alpha, 0.0), tasks)
     return Prospect(
@@ -328,9 +330,14 @@ def prospect_of_gate(
     )
 
 
-def _least_in_a_row(alpha: float) -> int:
-    """E(b, 0) = (2^(b+1) − 1)/(b + 1) ≥ 1/alpha."""
-    return next(b for b in range(1, 2000) if (2 ** (b + 1) - 1) / (b + 1) >= 1 / alpha)
+def _least_in_a_row(alpha: float, margin: float) -> int:
+    """Whole losses from the first task on that block; see `early_stop.Evidence`."""
+    evidence = Evidence(margin)
+    while not evidence.blocks(alpha):
+        evidence.add([-1.0])
+        if evidence.pairs > MOST_IN_A_ROW:
+            break
+    return evidence.pairs
 
 
 def _warnings(tasks: int, margin: float | None, resolution: float | None, f: Figures) -> Iterable[str]:
