@@ -46,22 +46,23 @@ def compare(
 ) -> None:
     """Compare agent versions task by task. Exit 0 whatever changed, 4 when no task can be compared."""
     from dayfly.compare import compare_sides
-    from dayfly.results import load_side
+    from dayfly.results import load_side, nothing_is_garbage
 
     meant = _allowed(allow or [])
     if json and markdown == STDOUT:
         raise UsageError("--json and --markdown - both print the answer", hint="name a file for one of them")
     baseline = load_side(jobs_dir, base)
     _refuse_unknown_key(baseline, cluster_by)
-    found = [
-        compare_sides(baseline, load_side(jobs_dir, c), alpha=alpha, allowed=meant, cluster_by=cluster_by)
-        for c in candidates
-    ]
-    _write_files(found, markdown, html)
-    if json:
-        put_json({"schema_version": 1, "comparisons": [c.model_dump(mode="json") for c in found]})
-    elif markdown != STDOUT:
-        _put_all(found, None if all else 20, jobs_dir)
+    with nothing_is_garbage():
+        found = [
+            compare_sides(baseline, load_side(jobs_dir, c), alpha=alpha, allowed=meant, cluster_by=cluster_by)
+            for c in candidates
+        ]
+        _write_files(found, markdown, html)
+        if json:
+            put_json({"schema_version": 1, "comparisons": [c.model_dump(mode="json") for c in found]})
+        elif markdown != STDOUT:
+            _put_all(found, None if all else 20, jobs_dir)
     _leave_if_nothing_compares(found)
 
 

@@ -65,11 +65,14 @@ def gate(
 ) -> None:
     """Let a candidate through or not. Exit 0 pass, 1 fail, 3 inconclusive, 4 no valid answer."""
     wanted = _only(job, candidate)
-    verdict = _decide(jobs_dir, policy, baseline, wanted, confirm or [])
-    if json:
-        put_json(verdict.model_dump(mode="json"))
-    else:
-        _put_text(verdict)
+    from dayfly.results import nothing_is_garbage
+
+    with nothing_is_garbage():
+        verdict = _decide(jobs_dir, policy, baseline, wanted, confirm or [])
+        if json:
+            put_json(verdict.model_dump(mode="json"))
+        else:
+            _put_text(verdict)
     problems = list(_write_files(verdict, {"junit": junit, "summary": summary, "badge": badge}))
     if annotations is not None:
         _put_annotations(verdict, say_command if json else put_command)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dayfly.errors import DayflyError, NotFoundError
@@ -33,13 +36,26 @@ def load_side(jobs_dir: Path, text: str, *, attempts: int | None = None) -> Side
 
 def load_job_side(folder: JobFolder, agent: str | None, *, attempts: int | None = None) -> Side:
     """As `load_side`, of a job that is found."""
-    planned = read_plan(folder, agent, attempts)
-    remarks: list[str] = []
-    found = _from_index(planned, remarks)
-    if found is None:
-        found = gather_from_files(planned)
-    found.remarks += remarks
-    return side_of(planned, found)
+    with nothing_is_garbage():
+        planned = read_plan(folder, agent, attempts)
+        remarks: list[str] = []
+        found = _from_index(planned, remarks)
+        if found is None:
+            found = gather_from_files(planned)
+        found.remarks += remarks
+        return side_of(planned, found)
+
+
+@contextmanager
+def nothing_is_garbage() -> Iterator[None]:
+    """Of a million objects that are made now, all stay; the search for cycles took half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _from_index(planned: Planned, remarks: list[str]) -> Gathered | None:
