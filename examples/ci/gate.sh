@@ -5,7 +5,11 @@
 # ONLY_BASELINE=yes as well, all other jobs are then removed, so that a cache does not grow.
 set -eu
 
-value() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
+value() { # FILE KEY [KEY…]
+    python3 -c '
+import functools, json, sys
+print(functools.reduce(lambda found, key: found[key], sys.argv[2:], json.load(open(sys.argv[1]))))' "$@"
+}
 
 rm -f junit.xml gate.svg summary.md # of an earlier build in this folder
 dayfly baseline show --json >baseline.json
@@ -19,7 +23,7 @@ code=0
 dayfly gate --baseline @main --candidate "$candidate" --policy gate.yaml --junit junit.xml --badge gate.svg "$@" || code=$?
 if [ "$code" = 0 ] && [ "${MOVE_BASELINE:-no}" = yes ]; then
     # --expect: if somebody else has moved it meanwhile, this fails and moves nothing.
-    dayfly baseline set "$candidate" --reason "${REASON:-let through}" --expect "$(value baseline.json job_id)"
+    dayfly baseline set "$candidate" --reason "${REASON:-let through}" --expect "$(value baseline.json baseline job_id)"
     [ "${ONLY_BASELINE:-no}" != yes ] ||
         find "${DAYFLY_JOBS_DIR:-jobs}" -mindepth 1 -maxdepth 1 -type d ! -name baselines ! -name "$candidate" -exec rm -r {} +
 fi

@@ -169,7 +169,7 @@ class Checkout:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
         (folder / "gate.yaml").write_text(
-            "metrics: {score: {margin: 0.9}}\nrequire: {isolation: fake}\nno_regression: ['*']\n"
+            "metrics: {score: {margin: 0.9}}\nrequire: {isolation: fake}\nmust_pass: ['*']\n"
         )
         self.agent("oracle")
         (folder / "bin").mkdir()

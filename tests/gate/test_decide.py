@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -168,6 +169,17 @@ def test_without_a_baseline_margins_are_said_not_to_apply(judge: Any, make_side:
     assert "metrics.score.margin, no_regression" in rule(verdict, "not_applied").reason
 
 
+def test_what_was_checked_of_the_evidence_is_said(judge: Any, make_side: Any, marks: Any) -> None:
+    side, base = make_side(marks(10, 9)), make_side(marks(10, 9), "baseline")
+    from_index = replace(side, source="index", remarks=("read slowly",))
+    intact = {**SCORE, "require": {"isolation": "fake", "intact_evidence": True}}
+    assert rule(judge(SCORE, side, base), "evidence.candidate").reason.endswith("as it was sealed")
+    verdict = judge(SCORE, from_index, base)
+    assert "no seal is checked" in rule(verdict, "evidence.candidate").reason
+    assert rule(verdict, "source.candidate").reason == "candidate: read slowly"
+    assert "all evidence is there" in rule(judge(intact, from_index, base), "evidence.candidate").reason
+
+
 # --- single tasks ------------------------------------------------------------------------------------
 
 
@@ -218,13 +230,74 @@ def test_an_unconfirmed_failure_comes_with_the_command_that_confirms_it(judge: A
 
 def test_no_regression_guards_what_the_baseline_passed(judge: Any, make_side: Any) -> None:
     """The baseline never passed `c`, and `b` half of the time: neither is a regression."""
-    policy = {"no_regression": ["*"]}
-    base = make_side({"a": "PPP", "b": "PF.", "c": "FFF"}, "baseline", job_planned=9, job_graded=9)
-    floors = {"coverage": {"side": 0.5}}
-    gone = make_side({"a": "PPP", "b": "FFF", "c": "FFF"})
-    assert judge({**policy, **floors}, gone, base).verdict == "pass"
-    verdict = judge({**policy, **floors}, make_side({"a": "FFF", "b": "FFF", "c": "FFF"}), base)
+    base = make_side({"a": "PPPP", "b": "PF..", "c": "FFFF"}, "baseline", job_planned=12, job_graded=12)
+    policy = {"no_regression": ["*"], "coverage": {"side": 0.5}, "alpha": 0.05}
+    gone = make_side({"a": "PPPP", "b": "FFFF", "c": "FFFF"})
+    assert judge(policy, gone, base).verdict == "pass"
+    verdict = judge(policy, make_side({"a": "FFFF", "b": "FFFF", "c": "FFFF"}), base)
     assert (verdict.verdict, rule(verdict, "no_regression").tasks) == ("fail", ("a",))
+    assert "a 0/4 (baseline 4/4), p 0.043" in verdict.reason, "1 of 70 choices, three tasks"
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "confirming", "answer"),
+    [
+        ("PPP", "FFF", "", "fail"),  # 1/C(6, 3) = 0.05
+        ("PP", "FF", "", "inconclusive"),  # 1/C(4, 2): a coin does that
+        ("PP", "FF", "FFF", "fail"),  # 1/C(7, 2) = 0.048
+        ("PP", "FF", "FF", "inconclusive"),  # 1/C(6, 2)
+        ("PP", "FF", "FP", "pass"),  # flaky
+        ("PP", "FP", "", "pass"),
+        ("PPPPPPPP", "FFFFFFFP", "", "fail"),  # one pass excuses nothing
+        ("PPF", "FFF", "", "inconclusive"),
+        ("PP", "FF", "i", "inconclusive"),
+    ],
+)
+def test_a_regression_is_shown_against_the_baseline(
+    judge: Any, make_side: Any, before: str, own: str, confirming: str, answer: str
+) -> None:
+    side = make_side({"a": own})
+    confirm = [again(side, make_side, confirming)] if confirming else []
+    verdict = judge({"no_regression": ["a"]}, side, make_side({"a": before}, "baseline"), confirm=confirm)
+    assert verdict.verdict == answer, verdict.reason
+
+
+def test_a_suspected_regression_comes_with_the_command_that_shows_or_clears_it(judge: Any, make_side: Any) -> None:
+    base = make_side(dict.fromkeys("abcd", "PP"), "baseline")
+    side = make_side({"a": "FF", "b": "PF", "c": "PP", "d": "FF"})
+    verdict = judge({"no_regression": ["*"]}, side, base)
+    assert (verdict.verdict, rule(verdict, "no_regression").tasks) == ("inconclusive", ("a", "d"))
+    # 1/C(14, 2) ≤ 0.05/4 < 1/C(13, 2)
+    assert "--task a --task d --attempts 10`" in verdict.reason and verdict.more_rollouts == 20
+    assert judge({"no_regression": ["*"]}, side, base, confirm=[again(side, make_side, "F" * 9)]).exit_code == 3
+    after = again(side, make_side, "F" * 10)
+    assert judge({"no_regression": ["*"]}, side, base, confirm=[after]).verdict == "fail"
+    many = make_side({f"t{i}": "F" if i == 0 else "P" for i in range(50)})
+    verdict = judge({"no_regression": ["*"]}, many, make_side({f"t{i}": "P" for i in range(50)}, "baseline"))
+    assert "--attempts 20`" in verdict.reason and "takes up to 998; a baseline with more" in verdict.reason
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3, 5])
+def test_an_identical_flaky_agent_is_not_failed_by_a_list_of_all_tasks(
+    judge: Any, make_side: Any, attempts: int
+) -> None:
+    """Case 60, for lists: thirty coins against themselves, again and again, each confirmed as the gate asks."""
+    draw = random.Random(attempts)
+
+    def marks(n: int) -> str:
+        return "".join(draw.choice("PF") for _ in range(n))
+
+    failed = 0
+    for _ in range(200):
+        base = make_side({f"t{i}": marks(attempts) for i in range(30)}, "baseline")
+        side = make_side({f"t{i}": marks(attempts) for i in range(30)})
+        verdict = judge({"no_regression": ["*"]}, side, base)
+        open_ = rule(verdict, "no_regression").tasks
+        if verdict.verdict == "inconclusive":
+            more = replace(make_side({t: marks(20) for t in open_}, "again"), agent_digest=side.agent_digest)
+            verdict = judge({"no_regression": ["*"]}, side, base, confirm=[more])
+        failed += verdict.verdict == "fail"
+    assert failed <= 10, f"{failed} of 200, at 5 %"
 
 
 def test_no_regression_of_a_task_that_changed_is_not_known(judge: Any, make_side: Any, make_task: Any) -> None:

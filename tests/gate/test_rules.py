@@ -163,7 +163,9 @@ FAIL: list[tuple[str, str, list[Change]]] = [
     ]),
     ("must_pass", "task-000 0/2", [WIDE, change("candidate", 1, marks="FF"), policy(no_regression=[])]),
     ("must_pass", "task-002 0/2", [WIDE, change("candidate", 1, 2, marks="FF"), policy(no_regression=[])]),
-    ("no_regression", "task-005 0/2", [WIDE, change("candidate", 1, 5, marks="tF")]),
+    ("no_regression", "task-005 0/2 (baseline 2/2), p 0.17", [
+        WIDE, change("candidate", 1, 5, marks="tF"), policy(no_regression=["task-005"], alpha=0.2)
+    ]),
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import scipy.stats
 import statsmodels.api
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import fisher_exact
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
@@ -418,6 +419,21 @@ def test_pass_at_k_goes_through_all_subsets(n: int, c: int, k: int) -> None:
 def test_holm_is_statsmodels(values: list[float]) -> None:
     found = stats.holm({str(i): p for i, p in enumerate(values)})
     assert list(found.values()) == pytest.approx(list(multipletests(values, method="holm")[1]), abs=1e-12)
+    among = stats.holm({str(i): p for i, p in enumerate(values)}, of=len(values) + 7)
+    theirs = multipletests([*values, *[1.0] * 7], method="holm")[1][: len(values)]
+    assert list(among.values()) == pytest.approx(list(theirs), abs=1e-12)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_fisher_is_scipys(base_passed: int, base_failed: int, passed: int, failed: int) -> None:
+    ours = stats.fisher_worse(base_passed, base_passed + base_failed, passed, passed + failed)
+    theirs = fisher_exact([[passed, failed], [base_passed, base_failed]], alternative="less").pvalue
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+def test_fisher_at_the_edge_is_not_above_it() -> None:
+    """Three passes before, three failures now: one of C(6, 3) = 20 choices, which sums of floats put above 5 %."""
+    assert stats.fisher_worse(3, 3, 0, 3) == 0.05
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (0, 3), (8, 1), (20, 14), (100, 60)])

@@ -80,6 +80,7 @@ def side_facts(side: Side) -> SideFacts:
         started_unix=side.started_unix,
         source=side.source,
         problems=side.problems,
+        remarks=side.remarks,
     )
 
 

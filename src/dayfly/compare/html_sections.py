@@ -363,7 +363,7 @@ def list_versions(versions: Versions) -> Html:
 
 
 def _source(facts: SideFacts) -> str:
-    return "the files of the job" if facts.source == "files" else "the index"
+    return "; ".join(["the files of the job" if facts.source == "files" else "the index", *facts.remarks])
 
 
 def _problems(facts: SideFacts) -> Html:

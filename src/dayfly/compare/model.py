@@ -70,6 +70,9 @@ class SideFacts(Frozen):
     started_unix: float
     source: Literal["files", "index"]
     problems: tuple[str, ...] = ()
+    """Records that do not count because something is wrong with them, a sentence each."""
+    remarks: tuple[str, ...] = ()
+    """About how the results were read; no fault of them."""
 
 
 class Difference(Frozen):

@@ -33,6 +33,7 @@ def _sides(c: Comparison) -> Iterator[str]:
         yield from (f"  not as sealed: {problem}" for problem in side.problems[:_MOST_PROBLEMS])
         if len(side.problems) > _MOST_PROBLEMS:
             yield f"  and {len(side.problems) - _MOST_PROBLEMS} more records with problems"
+        yield from (f"  {remark}" for remark in side.remarks)
 
 
 def side_words(side: SideFacts) -> str:

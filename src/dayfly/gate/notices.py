@@ -12,6 +12,9 @@ SHOWN = 10
 
 
 def notices(case: Case) -> Iterator[RuleResult]:
+    for name, side in case.sides:
+        if side.remarks:
+            yield _notice(f"source.{name}", f"{name}: {listed(side.remarks, SHOWN, '; ')}")
     yield from _tampered(case)
     yield from _flaky(case)
     yield from _quarantine(case)

@@ -70,7 +70,7 @@ class MetricRule(Frozen):
 
 class Confirm(Frozen):
     failures: Annotated[int, Field(ge=1, le=100)] = 2
-    """So many attempts must have failed, and none passed, before a task's failure counts as reproducible."""
+    """So many attempts must have failed before a task's failure counts as reproducible."""
 
 
 class EarlyStop(Frozen):
@@ -92,11 +92,11 @@ class Policy(Frozen):
     metrics: dict[MetricName, MetricRule] = {}
     """By name: score, reward, pass@K, pass^K, seconds, tokens, cost_usd."""
     multiplicity: Literal["holm", "none"] = "holm"
-    """How the p values of the metrics are corrected for being several."""
+    """How the p values of the metrics, and of the tasks of no_regression, are corrected for being several."""
     must_pass: tuple[str, ...] = ()
     """Tasks, by name or pattern (`db-*`) or `tag:NAME`, that the candidate must not fail reproducibly."""
     no_regression: tuple[str, ...] = ()
-    """As must_pass, where the baseline passed."""
+    """Tasks that the baseline passed, and that must not be shown to pass less often."""
     confirm: Confirm = Confirm()
     quarantine: str | None = None
     """A file beside this one with tasks that do not count for now."""

@@ -1,6 +1,8 @@
 """Rules about single tasks: those that must pass, and those that must not get worse.
 
-One failed attempt is no evidence of a fault: a failure counts when it is reproducible. Attempts of the
+One failed attempt is no evidence of a fault: a failure counts when it is reproducible. A regression is a claim
+about two versions, so it must also be shown that the task passes less often than before: a coin fails twice in a
+row in a quarter of the jobs of an unchanged agent, and of twenty coins one nearly always does. Attempts of the
 confirming jobs are counted here and nowhere else.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 import glob
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -22,7 +24,9 @@ from dayfly.gate.words import listed, plural
 from dayfly.results.side import Side, TaskResults
 
 TAG = "tag:"
-Standing = Literal["passes", "fails", "unconfirmed", "unknown"]
+MOST_AGAIN = 20
+"""Attempts that a command asks for: a task that is merely flaky has passed once by then."""
+Standing = Literal["passes", "fails", "unconfirmed"]
 
 
 # --- which tasks are meant ---------------------------------------------------------------------------
@@ -96,8 +100,6 @@ class Attempts:
 
     def standing(self, failures: int) -> Standing:
         """`failures`: so many failed attempts, and none passed, are a reproducible failure."""
-        if self.graded == 0:
-            return "unknown"
         if 2 * self.passed > self.graded:
             return "passes"
         if self.passed == 0 and self.failed >= failures:
@@ -119,13 +121,26 @@ def attempts_at(case: Case, name: str) -> Attempts:
 # --- the rules ---------------------------------------------------------------------------------------
 
 
+@dataclass
+class Found:
+    """What a rule found out about the tasks of its list."""
+
+    failing: dict[str, str] = field(default_factory=dict)
+    """Task → its counts."""
+    open: dict[str, str] = field(default_factory=dict)
+    """Tasks of which it is not known, and why."""
+    wanted: dict[str, int] = field(default_factory=dict)
+    """Of those, attempts after which it could be known; not of one that no attempt helps."""
+    flaky: list[str] = field(default_factory=list)
+    holding: int = 0
+
+
 def task_rules(case: Case) -> Iterator[RuleResult]:
     tasks = tags_of(side for _, side in case.sides)
     if case.policy.must_pass:
-        yield _rule(case, "must_pass", _meant(case, case.policy.must_pass, tasks), {})
+        yield _rule(case, "must_pass", "reproducibly failing", _must_pass(case, tasks))
     if case.policy.no_regression and case.baseline is not None:
-        meant = [t for t in _meant(case, case.policy.no_regression, tasks) if _baseline_passes(case.baseline, t)]
-        yield _rule(case, "no_regression", meant, _incomparable(case))
+        yield _rule(case, "no_regression", "shown to pass less often", _no_regression(case, case.baseline, tasks))
 
 
 def _meant(case: Case, patterns: Iterable[str], tasks: Mapping[str, frozenset[str]]) -> list[str]:
@@ -133,9 +148,79 @@ def _meant(case: Case, patterns: Iterable[str], tasks: Mapping[str, frozenset[st
     return [name for name in found if name not in case.quarantined]
 
 
-def _baseline_passes(baseline: Side, name: str) -> bool:
-    task = baseline.tasks.get(name)
-    return task is not None and 2 * task.passed > task.graded
+def _must_pass(case: Case, tasks: Mapping[str, frozenset[str]]) -> Found:
+    found, failures = Found(), case.policy.confirm.failures
+    for name in _meant(case, case.policy.must_pass, tasks):
+        attempts = attempts_at(case, name)
+        standing = attempts.standing(failures)
+        if standing == "fails":
+            found.failing[name] = attempts.words
+        elif standing == "passes":
+            _holds(found, attempts)
+        else:
+            found.open[name] = attempts.words
+            found.wanted[name] = attempts.wanted(failures)
+    return found
+
+
+def _holds(found: Found, attempts: Attempts) -> None:
+    found.holding += 1
+    if attempts.failed:
+        found.flaky.append(attempts.words)
+
+
+def _no_regression(case: Case, baseline: Side, tasks: Mapping[str, frozenset[str]]) -> Found:
+    """Each task's attempts against the baseline's, corrected for all tasks of the list.
+
+    Also for those that the baseline fails: which they are was decided by the same attempts.
+    """
+    from dayfly.stats import fisher_worse, holm
+
+    found, incomparable = Found(), _incomparable(case)
+    meant = _meant(case, case.policy.no_regression, tasks)
+    p: dict[str, float] = {}
+    pairs: dict[str, tuple[TaskResults, Attempts]] = {}
+    for name in meant:
+        before = baseline.tasks.get(name)
+        if name in incomparable:
+            found.open[name] = f"{incomparable[name]}: {name}"
+        elif before is not None and 2 * before.passed > before.graded:
+            attempts = attempts_at(case, name)
+            pairs[name] = before, attempts
+            if attempts.failed >= case.policy.confirm.failures:
+                p[name] = fisher_worse(before.passed, before.graded, attempts.passed, attempts.graded)
+    corrected = case.policy.multiplicity == "holm"
+    if corrected:
+        p = holm(p, of=len(meant))
+    for name, (before, attempts) in pairs.items():
+        counts = f"{attempts.words} (baseline {before.passed}/{before.graded})"
+        if attempts.graded == 0:
+            found.open[name], found.wanted[name] = counts, 1
+        elif p.get(name, 1.0) <= case.alpha:
+            found.failing[name] = f"{counts}, p {p[name]:.2g}"
+        elif attempts.passed:
+            _holds(found, attempts)
+        else:
+            found.open[name] = counts
+            found.wanted[name] = _until_shown(case, before, attempts, case.alpha / (len(meant) if corrected else 1))
+    return found
+
+
+def _until_shown(case: Case, before: TaskResults, attempts: Attempts, alpha: float) -> int:
+    """More failed attempts, with none passed, after which the regression is shown."""
+    from dayfly.stats import fisher_worse
+
+    def shown(graded: int) -> bool:
+        return fisher_worse(before.passed, before.graded, 0, graded) <= alpha
+
+    high = max(attempts.graded + 1, case.policy.confirm.failures)
+    low = high - 1
+    while not shown(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shown(middle) else (middle, high)
+    return high - attempts.graded
 
 
 def _incomparable(case: Case) -> dict[str, str]:
@@ -145,45 +230,43 @@ def _incomparable(case: Case) -> dict[str, str]:
     return {t.task: t.reason for t in case.comparison.left_out if t.reason not in of_results}
 
 
-def _rule(case: Case, list_name: str, meant: list[str], incomparable: Mapping[str, str]) -> RuleResult:
-    failures = case.policy.confirm.failures
-    found = {name: attempts_at(case, name) for name in meant}
-    by: dict[Standing, list[str]] = {"passes": [], "fails": [], "unconfirmed": [], "unknown": []}
-    for name, attempts in found.items():
-        by["unknown" if name in incomparable else attempts.standing(failures)].append(name)
+def _rule(case: Case, list_name: str, failing: str, found: Found) -> RuleResult:
     common = {"id": list_name, "kind": "tasks", "tier": "critical"}
-    if by["fails"]:
-        words = listed([found[t].words for t in by["fails"]], 5)
-        said = f"{list_name}: {plural(len(by['fails']), 'task')} reproducibly failing: {words}"
-        return RuleResult(**common, answer="fail", reason=said, tasks=(*by["fails"], *by["unconfirmed"]))
-    open_ = [*by["unconfirmed"], *by["unknown"]]
-    if open_:
-        wanted = {t: found[t].wanted(failures) for t in open_ if t not in incomparable}
-        said = f"{list_name}: not known of {plural(len(open_), 'task')}: " + listed(
-            [incomparable[t] + f": {t}" if t in incomparable else found[t].words for t in open_], 5
+    if found.failing:
+        said = (
+            f"{list_name}: {plural(len(found.failing), 'task')} {failing}: {listed([*found.failing.values()], 5)}"
         )
-        if wanted:
-            said += f"; to confirm: {rerun_command(case, wanted)}, then `dayfly gate … --confirm last`"
-        return RuleResult(
-            **common,
-            answer="inconclusive",
-            reason=said,
-            tasks=tuple(open_),
-            more_rollouts=sum(wanted.values()) or None,
-        )
-    flaky = [found[t].words for t in by["passes"] if found[t].failed]
-    said = f"{list_name}: {plural(len(meant), 'task')} not failing" if meant else f"{list_name}: no task to guard"
-    if flaky:
-        said += f"; flaky: {listed(flaky, 5)}"
+        return RuleResult(**common, answer="fail", reason=said, tasks=(*found.failing, *found.open))
+    if found.open:
+        said = f"{list_name}: not known of {plural(len(found.open), 'task')}: {listed([*found.open.values()], 5)}"
+        if found.wanted:
+            said += f"; {_to_confirm(case, found.wanted)}"
+        more = sum(found.wanted.values()) or None
+        return RuleResult(**common, answer="inconclusive", reason=said, tasks=tuple(found.open), more_rollouts=more)
+    said = (
+        f"{list_name}: {plural(found.holding, 'task')} not failing"
+        if found.holding
+        else f"{list_name}: no task to guard"
+    )
+    if found.flaky:
+        said += f"; flaky: {listed(found.flaky, 5)}"
     return RuleResult(**common, answer="pass", reason=said)
 
 
+def _to_confirm(case: Case, wanted: Mapping[str, int]) -> str:
+    most = max(wanted.values())
+    said = f"to confirm: {rerun_command(case, wanted)}, then `dayfly gate … --confirm last`"
+    if most > MOST_AGAIN:
+        said += f" (with no pass it takes up to {most}; a baseline with more attempts needs fewer)"
+    return said
+
+
 def rerun_command(case: Case, wanted: Mapping[str, int]) -> str:
-    """The command that does these tasks again, as often as the one that needs it most."""
+    """The command that does these tasks again, as often as the one that needs it most, within reason."""
     words = ["--agent", case.candidate.agent]
     for name in wanted:
         words += ["--task", glob.escape(name)]  # it takes patterns
-    return f"`dayfly run JOBFILE {shlex.join([*words, '--attempts', str(max(wanted.values()))])}`"
+    return f"`dayfly run JOBFILE {shlex.join([*words, '--attempts', str(min(max(wanted.values()), MOST_AGAIN))])}`"
 
 
 # --- confirming jobs ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dayfly.gate.case import Case
 from dayfly.gate.verdict import RuleResult
@@ -41,16 +41,24 @@ def _rule(id: str, holds: bool, reason: str, tasks: Iterable[str] = ()) -> RuleR
 
 def _evidence(case: Case) -> Iterator[RuleResult]:
     for name, side in case.sides:
-        yield _intact(f"evidence.{name}", name, side.problems)
+        yield _intact(case, f"evidence.{name}", name, [side])
     if case.confirm:
-        yield _intact("evidence.confirm", "confirming jobs", [p for s in case.confirm for p in s.problems])
+        yield _intact(case, "evidence.confirm", "confirming jobs", case.confirm)
 
 
-def _intact(id: str, name: str, problems: Iterable[str]) -> RuleResult:
-    found = list(problems)
+def _intact(case: Case, id: str, name: str, sides: Sequence[Side]) -> RuleResult:
+    found = [p for side in sides for p in side.problems]
     if not found:
-        return _rule(id, True, f"{name}: every record can be read and is as it was sealed")
+        return _rule(id, True, f"{name}: {_what_was_checked(case, sides)}")
     return _rule(id, False, f"{name}: {plural(len(found), 'record')} not as sealed: {listed(found, 3, '; ')}")
+
+
+def _what_was_checked(case: Case, sides: Sequence[Side]) -> str:
+    if case.policy.require.intact_evidence:
+        return "all evidence is there and as it was sealed"
+    if any(side.source == "index" for side in sides):
+        return "read from the index, where no seal is checked (require.intact_evidence checks all evidence)"
+    return "every record can be read and is as it was sealed"
 
 
 # --- coverage --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dayfly.stats.power import pairs_needed, pairs_needed_exact, power_exact, sm
 from dayfly.stats.proportions import (
     bonett_price,
     clopper_pearson,
+    fisher_worse,
     mcnemar_exact,
     tango,
     tango_p,
@@ -33,6 +34,7 @@ __all__ = [
     "estimate_means",
     "estimate_rates",
     "estimate_ratio",
+    "fisher_worse",
     "holm",
     "log_e_value",
     "mcnemar_exact",

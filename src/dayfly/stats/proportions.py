@@ -41,6 +41,20 @@ def mcnemar_exact(worse: int, better: int) -> float:
     return float(bdtrc(worse - 1, worse + better, 0.5))
 
 
+def fisher_worse(base_passed: int, base_graded: int, passed: int, graded: int) -> float:
+    """One-sided exact p of "passes no less often" (Fisher 1934): few of all passes are among the later attempts.
+
+    The hypergeometric chance that of base_graded + graded attempts with so many passes between them, a random
+    choice of `graded` has at most `passed`. 1 without attempts on one of the sides.
+    """
+    # In integers: a p of just 1/20 is a p of 0.05, and sums of floats make it a little more.
+    passes, attempts = base_passed + passed, base_graded + graded
+    ways = sum(
+        math.comb(passes, x) * math.comb(attempts - passes, graded - x) for x in range(min(passed, passes) + 1)
+    )
+    return ways / math.comb(attempts, graded)
+
+
 def tango(worse: float, better: float, n: float, alpha: float) -> tuple[float, float]:
     """Tango's score interval of (better − worse)/n at the two-sided level 1 − 2·alpha (Tango 1998).
 
