@@ -90,9 +90,9 @@ def test_the_same_version_passes_or_is_inconclusive_as_the_policy_says(
 
 
 def test_the_worse_version_is_stopped_early(baseline: str, jobs_dir: Path, tmp_path: Path) -> None:
-    """Six of twelve tasks are enough for an error of 20 %: the job ends before its plan does."""
+    """Six of twelve tasks are enough for an error of 36 %: the job ends before its plan does."""
     policy = tmp_path / "gate.yaml"
-    policy.write_text("alpha: 0.4\nmetrics:\n  score: {margin: 0.05}\n")
+    policy.write_text("alpha: 0.4\nearly_stop: {alpha_share: 0.9}\nmetrics: {score: {margin: 0.05}}\n")
     words = ("--gate", policy, "--baseline", baseline, "--jobs-dir", jobs_dir, "--attempts", 1, "--concurrency", 1)
     done = dayfly("run", DEMO / "job-worse.yaml", *words, "--display", "none", "--json", code=1)
     answer = json.loads(done.stdout)
