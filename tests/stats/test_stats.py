@@ -424,6 +424,15 @@ def test_holm_is_statsmodels(values: list[float]) -> None:
     assert list(among.values()) == pytest.approx(list(theirs), abs=1e-12)
 
 
+@pytest.mark.parametrize("clusters", [None, "aabbc", "abcde"])
+@pytest.mark.parametrize("attempts", [(1, 1), (3, 3), (3, 2)])
+def test_an_interval_by_itself_is_that_of_the_estimate(clusters: str | None, attempts: tuple[int, int]) -> None:
+    n1, n2 = attempts
+    trials = [(n1, n1, n2, 0), (n1, 1, n2, 1), (n1, 0, n2, 1), (n1, n1, n2, n2), (n1, 1, n2, 0)]
+    whole = stats.estimate_rates(trials, clusters=clusters, alpha=0.05)
+    assert stats.interval_of_rates(trials, clusters=clusters, alpha=0.05) == (whole.low, whole.high)
+
+
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_fisher_is_scipys(base_passed: int, base_failed: int, passed: int, failed: int) -> None:
     ours = stats.fisher_worse(base_passed, base_passed + base_failed, passed, passed + failed)

@@ -242,14 +242,14 @@ def group_by_tag(counted: Sequence[Counted], settings: Settings) -> tuple[Group,
 
 
 def _group(tag: str, counted: Sequence[Counted], settings: Settings) -> Group:
-    from dayfly.stats import estimate_rates
+    from dayfly.stats import interval_of_rates
 
     base, candidate = mean([c.pair.base for c in counted]), mean([c.pair.candidate for c in counted])
     low = high = None
     if len(counted) > 1:
         clusters = clusters_of(counted, settings.cluster_by)
-        estimate = estimate_rates([c.trial for c in counted], clusters=clusters, alpha=settings.alpha)
-        low, high = finite(estimate.low), finite(estimate.high)
+        interval = interval_of_rates([c.trial for c in counted], clusters=clusters, alpha=settings.alpha)
+        low, high = map(finite, interval)
     return Group(
         tag=tag, tasks=len(counted), base=base, candidate=candidate, delta=candidate - base, low=low, high=high
     )

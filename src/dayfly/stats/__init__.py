@@ -6,6 +6,7 @@ from dayfly.stats.paired import (
     estimate_means,
     estimate_rates,
     estimate_ratio,
+    interval_of_rates,
     sign_flip,
     standard_error,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "estimate_ratio",
     "fisher_worse",
     "holm",
+    "interval_of_rates",
     "log_e_value",
     "mcnemar_exact",
     "pairs_needed",

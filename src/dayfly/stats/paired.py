@@ -82,17 +82,14 @@ def estimate_rates(
     """
     if not trials:
         raise ValueError("no tasks")
-    together = clusters is not None and len(set(clusters)) < len(trials)
-    if any(n1 != 1 or n2 != 1 for n1, _, n2, _ in trials) or together:
-        differences = [c2 / n2 - c1 / n1 for n1, c1, n2, c2 in trials]
+    if not _once_each(trials, clusters):
+        differences = _differences(trials)
         p_worse, p_better = sign_flip(differences, clusters, seed)
         if any(n1 != n2 for n1, _, n2, _ in trials):
             dealt = relabel(trials)
             p_worse, p_better = max(p_worse, dealt[0]), max(p_better, dealt[1])
         return _estimate(differences, clusters, alpha, margin, p_worse, p_better)
-    n = len(trials)
-    worse = sum(c2 < c1 for _, c1, _, c2 in trials)
-    better = sum(c2 > c1 for _, c1, _, c2 in trials)
+    worse, better, n = _counts(trials)
     low, high = tango(worse, better, n, alpha)
     p_worse = mcnemar_exact(worse, better)
     beyond = None if margin is None else max(p_worse, tango_p(worse, better, n, -margin))
@@ -100,6 +97,33 @@ def estimate_rates(
     return Estimate(
         delta, low, high, p_worse, mcnemar_exact(better, worse), beyond, "Tango score, exact McNemar", n
     )
+
+
+def interval_of_rates(
+    trials: Sequence[tuple[int, int, int, int]], *, clusters: Sequence[Hashable] | None = None, alpha: float
+) -> tuple[float, float]:
+    """The bounds of `estimate_rates` without its tests, which take long. Raises `ValueError` without tasks."""
+    if not trials:
+        raise ValueError("no tasks")
+    if _once_each(trials, clusters):
+        return tango(*_counts(trials), alpha)
+    return _bounds(_differences(trials), clusters, alpha, None)[:2]
+
+
+def _once_each(trials: Sequence[tuple[int, int, int, int]], clusters: Sequence[Hashable] | None) -> bool:
+    """Whether each task is one pair of attempts, and a unit of evidence by itself."""
+    alone = clusters is None or len(set(clusters)) == len(trials)
+    return alone and all(n1 == 1 and n2 == 1 for n1, _, n2, _ in trials)
+
+
+def _differences(trials: Sequence[tuple[int, int, int, int]]) -> list[float]:
+    return [c2 / n2 - c1 / n1 for n1, c1, n2, c2 in trials]
+
+
+def _counts(trials: Sequence[tuple[int, int, int, int]]) -> tuple[int, int, int]:
+    """Of pairs of one attempt each: regressions, improvements, pairs."""
+    worse = sum(c2 < c1 for _, c1, _, c2 in trials)
+    return worse, sum(c2 > c1 for _, c1, _, c2 in trials), len(trials)
 
 
 def estimate_means(
@@ -129,14 +153,7 @@ def _estimate(
     p_worse: float,
     p_better: float,
 ) -> Estimate:
-    units = "tasks" if clusters is None else "clusters"
-    low, high, beyond = _score_bounds(values, clusters, alpha, margin)
-    method = "Tango score on shares"
-    if (narrow := _t_bounds(values, clusters, alpha, margin)) is not None:
-        low, high, method = min(low, narrow[0]), max(high, narrow[1]), f"wider of t over {units} and Tango score"
-        beyond = max(beyond, narrow[2])
-    if max(map(abs, values)) <= 1:
-        low, high = max(low, -1.0), min(high, 1.0)
+    low, high, beyond, method = _bounds(values, clusters, alpha, margin)
     return Estimate(
         delta=math.fsum(values) / len(values),
         low=low,
@@ -147,6 +164,21 @@ def _estimate(
         method=f"{method}, permutation of signs",
         n=len(values),
     )
+
+
+def _bounds(
+    values: Sequence[float], clusters: Sequence[Hashable] | None, alpha: float, margin: float | None
+) -> tuple[float, float, float, str]:
+    """The wider bounds of t and score, the larger p of the margin, and what they are called."""
+    units = "tasks" if clusters is None else "clusters"
+    low, high, beyond = _score_bounds(values, clusters, alpha, margin)
+    method = "Tango score on shares"
+    if (narrow := _t_bounds(values, clusters, alpha, margin)) is not None:
+        low, high, method = min(low, narrow[0]), max(high, narrow[1]), f"wider of t over {units} and Tango score"
+        beyond = max(beyond, narrow[2])
+    if max(map(abs, values)) <= 1:
+        low, high = max(low, -1.0), min(high, 1.0)
+    return low, high, beyond, method
 
 
 Bounds = tuple[float, float, float]
