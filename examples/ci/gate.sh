@@ -15,7 +15,8 @@ rm -f junit.xml gate.svg summary.md # of an earlier build in this folder
 dayfly baseline show --json >baseline.json
 code=0
 dayfly run job.yaml --json >run.json || code=$?
-candidate=$(value run.json id) || exit 4 # not `last`: if no job was begun, that would be an old one
+[ "$code" != 2 ] || exit 2
+candidate=$(value run.json id 2>/dev/null) || exit 4 # not `last`: if no job was begun, that would be an old one
 # What infrastructure lost is tried once more; what is graded is not done again.
 [ "$code" != 4 ] || dayfly run --resume "$candidate" || true
 

@@ -376,6 +376,11 @@ def watch_with_gate(plan: Plan, loaded: LoadedPolicy, base: Side) -> None:
             f"no task of this job can be compared with {base.label}",
             hint="the baseline must hold the same tasks, unchanged; `dayfly compare` says why they are not",
         )
+    if not any(base.tasks[name].graded for name in comparable):
+        raise ConfigError(
+            f"no rollout of {base.label} that could be compared with is graded",
+            hint="finish the baseline's job first: `dayfly run --resume`",
+        )
     plan.watch = EarlyStopWatch(terms, policy, base, comparable, clusters_of(base, policy.cluster_by))
     order = plan.watch.order
     plan.early_stop = terms.model_copy(
@@ -795,6 +800,7 @@ async def run_job(
         settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
         hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
     _require_isolation(plan, hypervisor)
+    _require_isolation_of_the_baseline(plan, hypervisor)
     from dayfly.stores import SqlStore
 
     with ExitStack() as in_use:
@@ -907,6 +913,17 @@ def _locked_images(plan: Plan) -> dict[str, str]:
     if plan.accepted or not (plan.jobs_dir / plan.job_id / "lock.json").exists():
         return {}
     return locked_digests(JobFolder.open(plan.jobs_dir, plan.job_id).lock_data())
+
+
+def _require_isolation_of_the_baseline(plan: Plan, hypervisor: Hypervisor) -> None:
+    """Before the first rollout: against another isolation class a gate has no valid answer."""
+    wanted = plan.watch.isolation if plan.watch is not None else frozenset()
+    if wanted and hypervisor.isolation not in wanted:
+        raise ConfigError(
+            f"the baseline was run with isolation {', '.join(sorted(wanted))}, and this host gives "
+            f"{hypervisor.isolation}, so its gate would give no valid answer",
+            hint="run on a host like the baseline's, or allow_differences: [isolation] in the policy",
+        )
 
 
 def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -111,6 +112,40 @@ def test_a_worse_agent_is_shown_with_the_command_that_explains_it(dayfly: Dayfly
     words = shlex.split(next_line.removeprefix("next: "))
     assert words == ["dayfly", "logs", f"{job}/task-0/no-op/1"]
     assert dayfly(*words[1:]).code == 0
+
+
+def test_a_job_named_by_its_folder_is_found_by_the_command_too(
+    dayfly: Dayfly, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run("oracle", "no-op")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "latest").symlink_to(tmp_path / "jobs" / job)
+    monkeypatch.chdir(elsewhere)
+    for name in (f"../jobs/{job}", "latest"):
+        done = dayfly("compare", f"{name}:oracle", f"{name}:no-op")
+        assert done.code == 0, done.err
+        next_line = next(line for line in done.out.splitlines() if line.startswith("next: "))
+        assert dayfly(*shlex.split(next_line.removeprefix("next: "))[1:]).code == 0
+
+
+def test_reports_are_for_whom_the_umask_says_and_follow_links(dayfly: Dayfly, run: Run, tmp_path: Path) -> None:
+    job = run("oracle", "no-op")
+    (tmp_path / "real.md").write_text("old")
+    (tmp_path / "real.md").chmod(0o640)
+    (tmp_path / "link.md").symlink_to("real.md")
+    before = os.umask(0o022)
+    try:
+        words = ("--markdown", "link.md", "--html", "new/page.html")
+        assert dayfly("compare", f"{job}:oracle", f"{job}:no-op", *words).code == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "link.md").is_symlink() and "## Comparison" in (tmp_path / "real.md").read_text()
+    assert (tmp_path / "real.md").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "new/page.html").stat().st_mode & 0o777 == 0o644
+    done = dayfly("compare", f"{job}:oracle", f"{job}:no-op", "--markdown", "new", "--html", "/dev/null")
+    assert done.code == 4 and "writing new" in done.err and "pass→fail 6" in done.out
+    assert Path("/dev/null").is_char_device()
 
 
 def test_the_same_agent_twice_differs_in_nothing_but_the_job(dayfly: Dayfly, run: Run) -> None:

@@ -56,7 +56,7 @@ def test_nothing_to_compare_is_said_and_no_score_is() -> None:
 
 def test_markdown_is_a_table_and_an_indented_block_whatever_the_names() -> None:
     odd = "a\n```\n<b>|@all\x1b[31m"
-    text = render_markdown([compare_sides(side("a", {odd: "PP"}), side("b", {odd: "FF"}))])
+    text = render_markdown([compare_sides(side("a", {odd: "PP"}), side("b", {odd: "FF"}))], most=200)
     assert "\x1b" not in text
     after_table = text.split("\n\n", 2)[2]
     assert all(not line or line.startswith("    ") for line in after_table.splitlines())

@@ -232,6 +232,32 @@ def test_what_varied_is_named_by_what_it_is() -> None:
     }
 
 
+def test_no_value_of_an_environment_or_a_secret_is_shown() -> None:
+    def made(value: str) -> dict[str, object]:
+        options = {
+            "env": {"LANG": f"C.{value}", "OPENAI_API_KEY": value},
+            "github_token": value,
+            "max_tokens": len(value),
+        }
+        return options | {"http": {"password": value, "timeout": value}, "operating_system": value}
+
+    a, b = made("v-one"), made("v-other")
+    compared = compare_sides(side("a", {"x": "P"}, agent_options=a), side("b", {"x": "P"}, agent_options=b))
+    said = {d.base.split(":")[0]: (d.aspect, d.base, d.candidate) for d in compared.differences}
+    for name in ("env.LANG", "env.OPENAI_API_KEY", "github_token", "http.password"):
+        assert said[name] == ("options", f"{name}: set, not shown", f"{name}: set, not shown")
+    assert said["max_tokens"][1:] == ("max_tokens: 5", "max_tokens: 7")
+    assert said["http.timeout"][2] == "http.timeout: v-other"
+    assert said["operating_system"][0] == "options"
+
+
+def test_what_one_side_did_not_record_is_neither_same_nor_different() -> None:
+    base = side("a", [task("x", "P", agent_limit_s=5.0)], host={"kernel": "6"})
+    candidate = side("b", [task("x", "P", agent_limit_s=None)], host={"kernel": "6", "qemu": "8"})
+    compared = compare_sides(base, candidate)
+    assert not {"limits", "host"} & ({*compared.same} | aspects(compared))
+
+
 # --- figures, and what is not known ------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import random
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml
 
 from dayfly.errors import ConfigError
+from dayfly.gate.annotations import render_annotations
 from dayfly.gate.junit import render_junit
+from dayfly.gate.policy import Quarantine, QuarantineEntry
+from dayfly.gate.summary import render_summary
 from dayfly.gate.text import MARKS, render_text
-from dayfly.gate.verdict import EXIT_CODES, GateVerdict, RuleResult
+from dayfly.gate.verdict import EXIT_CODES, NOT_ANSWERED, GateVerdict, RuleResult
 
 SCORE = {"metrics": {"score": {"margin": 0.05}}}
 
@@ -180,6 +184,83 @@ def test_what_was_checked_of_the_evidence_is_said(judge: Any, make_side: Any, ma
     assert "all evidence is there" in rule(judge(intact, from_index, base), "evidence.candidate").reason
 
 
+def test_a_forgotten_baseline_lets_nothing_through(judge: Any, make_side: Any, marks: Any) -> None:
+    """An absolute bound that decides nothing, or only supports, is no reason to go on without one."""
+    metrics = {"score": {"margin": 0.05}, "seconds": {"max": 600.0, "tier": "advisory"}}
+    with pytest.raises(ConfigError, match="none was given"):
+        judge({"metrics": metrics}, make_side(marks(20, 0)))
+    with pytest.raises(ConfigError, match="none was given"):
+        judge({"metrics": {"seconds": metrics["seconds"]}, "no_regression": ["*"]}, make_side(marks(20, 0)))
+
+
+@pytest.mark.parametrize(("tasks", "attempts"), [(10, 2), (50, 2), (50, 3)])
+def test_an_absolute_bound_is_seldom_shown_at_the_edge(
+    judge: Any, make_side: Any, marks: Any, tasks: int, attempts: int
+) -> None:
+    """Tasks that always pass or always fail: whoever is just at the bound passes in at most 5 % of the jobs."""
+    for least in (0.5, 0.8, 0.946, 0.98):
+        policy = {"metrics": {"score": {"min": least}}}
+        passing = [
+            p for p in range(tasks + 1) if judge(policy, make_side(marks(tasks, p, attempts))).exit_code == 0
+        ]
+        assert passing == list(range(tasks + 1))[tasks + 1 - len(passing) :], "more passes never decide less"
+        chance = sum(math.comb(tasks, p) * least**p * (1 - least) ** (tasks - p) for p in passing)
+        assert chance <= 0.05, (least, chance)
+
+
+def test_few_equal_values_without_a_limit_are_no_certainty(judge: Any, make_side: Any, make_task: Any) -> None:
+    def side(job: str, reward: float, tokens: int, count: int) -> Any:
+        return make_side([make_task(f"t{i}", "P", reward_sum=reward, tokens_sum=tokens) for i in range(count)], job)
+
+    for metrics in ({"reward": {"margin": 5.0}}, {"tokens": {"margin": 0.25}}):
+        few = judge({"metrics": metrics}, side("candidate", 96, 120, 3), side("baseline", 100, 100, 3))
+        assert few.verdict == "inconclusive" and "no interval" in few.reason
+        many = judge({"metrics": metrics}, side("candidate", 96, 120, 30), side("baseline", 100, 100, 30))
+        assert many.verdict == "pass"
+    huge = judge(
+        {"metrics": {"reward": {"margin": 1.0}}}, side("candidate", 1e308, 1, 9), side("baseline", 1, 1, 9)
+    )
+    assert huge.verdict == "inconclusive" and "cannot be added up" in huge.reason
+
+
+def test_nothing_is_read_from_results_that_are_not_valid(judge: Any, make_side: Any, marks: Any) -> None:
+    verdict = judge(
+        SCORE,
+        make_side(dict.fromkeys("abcdefghij", "i") | {"a": "F"}),
+        make_side(dict.fromkeys("abcdefghij", "P"), "baseline"),
+    )
+    assert verdict.verdict == "invalid"
+    assert {c.status for c in verdict.tasks} == {"left out"} and {c.candidate for c in verdict.tasks} == {""}
+    for said in (render_summary(verdict), "".join(render_annotations(verdict)), render_junit(verdict).decode()):
+        assert "points" not in said.replace("points apart", "") and "none, as the results are not valid" in said
+        assert "regressed" not in said
+
+
+def test_a_quarantined_task_is_in_no_score(judge: Any, make_side: Any, marks: Any) -> None:
+    entry = QuarantineEntry(task="task-019", owner="o", reason="r", expires=datetime.date(2100, 1, 1))
+    quarantine = Quarantine(tasks=(entry,))
+    side, base = make_side(marks(20, 19)), make_side(marks(20, 19), "baseline")
+    verdict = judge({"metrics": {"score": {"margin": 0.5}}}, side, base, quarantine=quarantine)
+    assert (verdict.candidate.score, verdict.candidate.planned) == (1.0, 19)
+
+
+def test_a_key_that_no_task_has_makes_no_clusters(judge: Any, make_side: Any, marks: Any) -> None:
+    side, base = make_side(marks(20, 19)), make_side(marks(20, 19), "baseline")
+    verdict = judge({**SCORE, "cluster_by": "repo"}, side, base)
+    assert (verdict.verdict, verdict.decided_by) == ("invalid", "cluster_by")
+
+
+def test_a_job_against_itself_is_said_to_be(judge: Any, make_side: Any, marks: Any) -> None:
+    side = make_side(marks(20, 19))
+    assert "with itself" in rule(judge(SCORE, side, side), "same_results").reason
+
+
+def test_counts_are_those_of_the_attempts_that_were_compared(judge: Any, make_side: Any) -> None:
+    base, side = make_side({"a": "P", "b": "P"}, "baseline"), make_side({"a": "FPP", "b": "PPP"})
+    verdict = judge({**SCORE, "allow_differences": ["attempts"]}, side, base)
+    assert (verdict.tasks[0].task, verdict.tasks[0].base, verdict.tasks[0].candidate) == ("a", "1/1", "0/1")
+
+
 # --- single tasks ------------------------------------------------------------------------------------
 
 
@@ -300,6 +381,22 @@ def test_an_identical_flaky_agent_is_not_failed_by_a_list_of_all_tasks(
     assert failed <= 10, f"{failed} of 200, at 5 %"
 
 
+def test_no_regression_of_a_task_that_the_baseline_lost_is_not_known(judge: Any, make_side: Any) -> None:
+    names = [f"t{i}" for i in range(40)]
+    base = make_side(dict.fromkeys(names, "PPP") | {"t0": "iii"}, "baseline")
+    side = make_side(dict.fromkeys(names, "PPP") | {"t0": "FFF", "new": "FFF"})
+    verdict = judge({"no_regression": ["*"], "coverage": {"side": 0.9, "comparable": 0.5}}, side, base)
+    assert verdict.verdict == "inconclusive" and "not graded in the baseline: t0" in verdict.reason
+    assert rule(verdict, "no_regression").tasks == ("t0",)
+
+
+def test_a_command_that_confirms_names_no_more_tasks_than_can_be_read(judge: Any, make_side: Any) -> None:
+    side = make_side({f"t{i:02}": "F" for i in range(30)})
+    verdict = judge({"must_pass": ["*"]}, side)
+    assert verdict.reason.count("--task") == 10 and "(the first 10 of 30 tasks)" in verdict.reason
+    assert "`dayfly run JOBFILE --agent agent --task t00 --task t01" in render_summary(verdict)
+
+
 def test_no_regression_of_a_task_that_changed_is_not_known(judge: Any, make_side: Any, make_task: Any) -> None:
     base = make_side(dict.fromkeys("abcdefghijkl", "PP"), "baseline")
     changed = [make_task(n, "PP", **({"task_digest": "sha256:new"} if n == "a" else {})) for n in "abcdefghijkl"]
@@ -380,7 +477,7 @@ def test_case_59_sides_with_other_tasks_are_not_compared(judge: Any, make_side: 
     verdict = judge(SCORE, candidate, base)
     assert (verdict.verdict, verdict.exit_code, verdict.decided_by) == ("invalid", 4, "comparable.tasks")
     assert "9 of 11 tasks comparable" in verdict.reason
-    reasons = {t.task: t.reason for t in verdict.tasks if t.status == "left out"}
+    reasons = {t.task: t.reason for t in verdict.tasks if t.reason != NOT_ANSWERED}
     assert reasons == {"task-009": "only in the baseline", "new": "only in the candidate"}
 
 
@@ -508,4 +605,4 @@ def test_differences_smaller_than_any_unit_are_no_crash(judge: Any, make_side: A
         return make_side([make_task(n, "P", seconds_sum=1 + seconds) for n in "ab"], job)
 
     verdict = judge({"metrics": {"seconds": {"margin": 0.5}}}, side("candidate", 5e-10), side("baseline", 0.0))
-    assert verdict.verdict == "pass"
+    assert verdict.verdict == "inconclusive" and "no interval" in verdict.reason

@@ -219,6 +219,7 @@ def test_futility_is_asked_for_only_where_the_score_alone_decides():
         {"no_regression": ("a",)},
         {"metrics": POLICY.metrics | {"seconds": MetricRule(margin=0.1)}},
         {"metrics": {"score": MetricRule(margin=0.05, min=0.5)}},
+        {"metrics": {"score": MetricRule(margin=0.05, tier="supporting")}},
     ):
         assert not only_score_decides(POLICY.model_copy(update=change))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,11 +215,23 @@ def test_a_file_that_cannot_be_written_is_said_and_keeps_nothing_else_back(
     dayfly: Dayfly, run: Callable[..., str]
 ) -> None:
     base, candidate = run("oracle"), run("no-op")
-    files = ("--junit", "missing/out.xml", "--badge", "out.svg", "-p", policy(POLICY))
+    Path("taken").mkdir()
+    files = ("--junit", "taken", "--badge", "new/folder/out.svg", "-p", policy(POLICY))
     passed = dayfly("gate", "--baseline", base, "--candidate", base, *files)
-    assert passed.code == 4 and "missing/" in passed.err and "PASS: " in passed.out
+    assert passed.code == 4 and "writing taken" in passed.err and "PASS: " in passed.out
     failed = dayfly("gate", "--baseline", base, "--candidate", candidate, *files)
-    assert failed.code == 1 and "missing/" in failed.err and Path("out.svg").exists()
+    assert failed.code == 1 and "writing taken" in failed.err and Path("new/folder/out.svg").exists()
+    dashed = dayfly("gate", "--baseline", base, "--candidate", candidate, "--summary", "-", "-p", policy(POLICY))
+    assert dashed.code == 2 and "--summary FILE" in dashed.err
+
+
+def test_a_closed_output_costs_neither_the_files_nor_the_exit_code(run: Callable[..., str]) -> None:
+    base, candidate = run("oracle"), run("no-op")
+    words = ("gate", "--baseline", base, "--candidate", candidate, "-p", policy(POLICY), "--junit", "out.xml")
+    command = shlex.join([sys.executable, "-m", "dayfly.cli", *map(str, words)])
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, timeout=60)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
+    assert JUnitXml.fromfile("out.xml").failures > 0
 
 
 def test_annotations_are_printed_and_leave_json_one_document(dayfly: Dayfly, run: Callable[..., str]) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from dayfly.gate.decide import NOT_ANSWERED
 from dayfly.gate.policy import Quarantine, QuarantineEntry
-from dayfly.gate.verdict import EXIT_CODES, GateVerdict
+from dayfly.gate.verdict import EXIT_CODES, NOT_ANSWERED, GateVerdict
 from dayfly.model import VerifierClass
 from dayfly.results.side import Side
 

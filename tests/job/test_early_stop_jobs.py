@@ -162,7 +162,9 @@ def test_it_can_go_on_without_looking_and_is_still_blocked(run_watched, baseline
     assert result.exit_code == 0 and len(result.records) == TASKS
     whole = load(result, "mine")
     assert whole.early_stop is not None
-    assert recheck(policy.policy, policy.digest, whole, baseline) == first.gate
+    assert recheck(policy.policy, policy.digest, whole, baseline) == first.gate.model_copy(
+        update={"complete": True}
+    )
 
 
 def test_it_does_not_go_on_with_another_gate(run_watched, baseline, policy, tmp_path):
@@ -190,3 +192,22 @@ def test_a_policy_without_a_margin_of_the_score_cannot_stop(plan_agent, baseline
     (tmp_path / "other.yaml").write_text("metrics: {score: {min: 0.5}}\n")
     with pytest.raises(ConfigError, match="no margin of the score"):
         watch_with_gate(plan_agent(GOOD), load_policy(tmp_path / "other.yaml"), baseline)
+
+
+def test_an_advisory_score_cannot_stop(plan_agent, baseline, tmp_path):
+    (tmp_path / "other.yaml").write_text("metrics: {score: {margin: 0.1, tier: advisory}, seconds: {margin: 1}}\n")
+    with pytest.raises(ConfigError, match="advisory"):
+        watch_with_gate(plan_agent(GOOD), load_policy(tmp_path / "other.yaml"), baseline)
+
+
+def test_a_baseline_that_gives_no_valid_answer_is_refused_before_the_first_rollout(
+    plan_agent, run_fake, policy, baseline
+):
+    lost = {n: dataclasses.replace(t, marks="i" * len(t.marks)) for n, t in baseline.tasks.items()}
+    with pytest.raises(ConfigError, match="that could be compared with is graded"):
+        watch_with_gate(plan_agent(GOOD), policy, dataclasses.replace(baseline, tasks=lost))
+    stronger = {n: dataclasses.replace(t, isolation=("kvm",)) for n, t in baseline.tasks.items()}
+    plan = plan_agent(GOOD)
+    watch_with_gate(plan, policy, dataclasses.replace(baseline, tasks=stronger))
+    with pytest.raises(ConfigError, match="isolation kvm, and this host gives fake"):
+        run_fake(plan)

@@ -93,7 +93,7 @@ def test_rollouts_that_are_not_on_this_disk_come_from_the_index(make_job, tmp_pa
     side = load_side(tmp_path, "job")
     assert (side.source, side.tasks["a"].marks) == ("index", "PF")
     assert side.remarks == ()
-    (wrong, _) = verify_evidence(tmp_path, side)
+    (wrong, _) = verify_evidence(side)
     assert wrong.startswith("a/coder/1: ")
 
 
@@ -170,9 +170,9 @@ def test_only_what_the_lock_names_counts(make_job, tmp_path, large, made):
 def test_evidence_that_changed_is_found(make_job, tmp_path):
     job = make_job({"coder": {"a": "PF"}})
     side = load_side(tmp_path, "job")
-    assert verify_evidence(tmp_path, side) == []
+    assert verify_evidence(side) == []
     (job.path / "rollouts/a/coder/2/output.txt").write_bytes(b"other")
-    (line,) = verify_evidence(tmp_path, side)
+    (line,) = verify_evidence(side)
     assert line.startswith("a/coder/2: output.txt: recorded as")
 
 

@@ -9,13 +9,16 @@ import typer
 
 from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json, command_line
 from dayfly.cli.output import put, put_json, put_table, say_error
-from dayfly.errors import ConfigError, UsageError
+from dayfly.cli.reports import refuse_dash, write_report
+from dayfly.errors import ConfigError, HostError, UsageError
 
 if TYPE_CHECKING:
     from dayfly.compare.model import Allowed, Comparison
     from dayfly.results.side import Side
 
 STDOUT = Path("-")
+MOST_IN_MARKDOWN = 200
+"""Entries of each list."""
 ALLOWED: tuple[Allowed, ...] = ("attempts", "limits", "image", "isolation", "verifier class")
 
 
@@ -49,21 +52,26 @@ def compare(
     from dayfly.results import load_side, nothing_is_garbage
 
     meant = _allowed(allow or [])
+    refuse_dash("--html", html)
     if json and markdown == STDOUT:
         raise UsageError("--json and --markdown - both print the answer", hint="name a file for one of them")
     baseline = load_side(jobs_dir, base)
     _refuse_unknown_key(baseline, cluster_by)
     with nothing_is_garbage():
-        found = [
-            compare_sides(baseline, load_side(jobs_dir, c), alpha=alpha, allowed=meant, cluster_by=cluster_by)
-            for c in candidates
-        ]
-        _write_files(found, markdown, html)
+        sides = [load_side(jobs_dir, c) for c in candidates]
+        found = [compare_sides(baseline, side, alpha=alpha, allowed=meant, cluster_by=cluster_by) for side in sides]
+        problems = _write_files(found, markdown, html, None if all else MOST_IN_MARKDOWN)
         if json:
             put_json({"schema_version": 1, "comparisons": [c.model_dump(mode="json") for c in found]})
-        elif markdown != STDOUT:
-            _put_all(found, None if all else 20, jobs_dir)
+        elif markdown == STDOUT:
+            _put_markdown(found, None if all else MOST_IN_MARKDOWN)
+        else:
+            _put_all(found, None if all else 20, [_jobs_dir_of(side, jobs_dir) for side in sides])
+    for problem in problems:
+        say_error(problem.message, problem.hint)
     _leave_if_nothing_compares(found)
+    if problems:
+        raise typer.Exit(problems[0].exit_code)
 
 
 def _allowed(names: list[str]) -> list[Allowed]:
@@ -97,10 +105,23 @@ def _leave_if_nothing_compares(found: list[Comparison]) -> None:
         raise typer.Exit(4)
 
 
-def _put_all(found: list[Comparison], most: int | None, jobs_dir: Path) -> None:
+def _jobs_dir_of(side: Side, given: Path) -> Path:
+    """Where other commands find the job, which may have been named by its folder."""
+    own = side.folder.parent
+    return given if own.resolve() == given.resolve() else own
+
+
+def _put_markdown(found: list[Comparison], most: int | None) -> None:
+    from dayfly.compare.markdown import render_markdown
+
+    for line in render_markdown(found, most).splitlines():
+        put(line)
+
+
+def _put_all(found: list[Comparison], most: int | None, jobs_dirs: list[Path]) -> None:
     if len(found) > 1:
         _put_overview(found)
-    for one in found:
+    for one, jobs_dir in zip(found, jobs_dirs, strict=True):
         _put(one, most, jobs_dir)
 
 
@@ -127,21 +148,25 @@ def _put(comparison: Comparison, most: int | None, jobs_dir: Path) -> None:
     put()
 
 
-def _write_files(found: list[Comparison], markdown: Path | None, html: Path | None) -> None:
-    from dayfly.evidence import write_durable
-
-    if markdown is not None:
+def _write_files(
+    found: list[Comparison], markdown: Path | None, html: Path | None, most: int | None
+) -> list[HostError]:
+    """Those that failed; one that does keeps neither the other nor the answer back."""
+    problems: list[HostError] = []
+    if markdown is not None and markdown != STDOUT:
         from dayfly.compare.markdown import render_markdown
 
-        page = render_markdown(found)
-        if markdown == STDOUT:
-            for line in page.splitlines():
-                put(line)
-        else:
-            markdown.parent.mkdir(parents=True, exist_ok=True)
-            write_durable(markdown, page.encode("utf-8", "replace"))
+        problems += _tried(markdown, render_markdown(found, most))
     if html is not None:
         from dayfly.compare.html import render_html
 
-        html.parent.mkdir(parents=True, exist_ok=True)
-        write_durable(html, render_html(found).encode("utf-8", "replace"))
+        problems += _tried(html, render_html(found))
+    return problems
+
+
+def _tried(path: Path, page: str) -> list[HostError]:
+    try:
+        write_report(path, page.encode("utf-8", "replace"))
+    except HostError as error:
+        return [error]
+    return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -13,6 +12,7 @@ import typer
 
 from dayfly.cli.common import DEFAULT_JOBS_DIR, JobsDir, Json
 from dayfly.cli.output import put, put_command, put_json, say_command, say_error
+from dayfly.cli.reports import refuse_dash, write_report
 from dayfly.errors import DayflyError, UsageError
 
 if TYPE_CHECKING:
@@ -65,15 +65,19 @@ def gate(
 ) -> None:
     """Let a candidate through or not. Exit 0 pass, 1 fail, 3 inconclusive, 4 no valid answer."""
     wanted = _only(job, candidate)
+    files = {"junit": junit, "summary": summary, "badge": badge}
+    for kind, path in files.items():
+        refuse_dash(f"--{kind}", path)
     from dayfly.results import nothing_is_garbage
 
     with nothing_is_garbage():
         verdict = _decide(jobs_dir, policy, baseline, wanted, confirm or [])
+        # Before anything is printed: a reader that is gone must not cost the files.
+        problems = list(_write_files(verdict, files))
         if json:
             put_json(verdict.model_dump(mode="json"))
         else:
             _put_text(verdict)
-    problems = list(_write_files(verdict, {"junit": junit, "summary": summary, "badge": badge}))
     if annotations is not None:
         _put_annotations(verdict, say_command if json else put_command)
     for problem in problems:
@@ -112,7 +116,7 @@ def _load(jobs_dir: Path, text: str, intact: bool) -> Side:
     side = load_side(jobs_dir, text)
     if not intact:
         return side
-    return replace(side, problems=(*side.problems, *verify_evidence(jobs_dir, side)))
+    return replace(side, problems=(*side.problems, *verify_evidence(side)))
 
 
 # --- what is printed and written ---------------------------------------------------------------------
@@ -139,7 +143,7 @@ def _write_files(verdict: GateVerdict, files: dict[str, Path | None]) -> Iterato
         if path is None:
             continue
         try:
-            _write(path, _rendered(kind, verdict))
+            write_report(path, _rendered(kind, verdict))
         except DayflyError as error:
             yield error
 
@@ -158,12 +162,3 @@ def _rendered(kind: str, verdict: GateVerdict) -> bytes:
             from dayfly.gate.badge import render_badge
 
             return render_badge(verdict).encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Durably; the file that GitHub collects a step's summaries in is added to, as others write there, too."""
-    from dayfly.evidence import write_durable
-
-    if os.environ.get("GITHUB_STEP_SUMMARY") == str(path) and path.exists():
-        data = path.read_bytes() + data
-    write_durable(path, data)

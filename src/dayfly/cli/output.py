@@ -118,11 +118,13 @@ def _put_rich(table: Table) -> None:
 
 def terminal_columns() -> int:
     """How wide the terminal at standard output is; very wide where there is none."""
-    return Console().width if sys.stdout.isatty() else 100_000
+    return Console().width if sys.stdout is not None and sys.stdout.isatty() else 100_000
 
 
 def put_bytes(data: bytes) -> None:
     """Output of a guest on standard output: byte for byte, but on a terminal only what is harmless there."""
+    if sys.stdout is None:
+        return
     if sys.stdout.isatty():
         shown = _UNSAFE_IN_LOG.sub(lambda m: m[1] or escape(m[2]), data.decode("utf-8", "replace"))
         _write(sys.stdout, shown)
@@ -154,7 +156,9 @@ def _without_commands(text: str) -> str:
     return _COMMAND.sub(lambda m: f"{m[1]}\\x3a\\x3a" if m[1] is not None else "##\\x5b", text)
 
 
-def _write(stream: TextIO, text: str, *, commands: bool = False) -> None:
+def _write(stream: TextIO | None, text: str, *, commands: bool = False) -> None:
+    if stream is None:  # started with it closed
+        return
     with suppress_closed(stream):
         stream.write(text if commands or not _on_github() else _without_commands(text))
         stream.flush()

@@ -464,7 +464,8 @@ def _finish(plan: Plan, result: JobResult, form: _Form, gate: _Gate | None) -> N
 
 def _put_gate_stop(plan: Plan, result: JobResult, gate: _Gate) -> None:
     done = sum(r.graded for r in result.records)
-    put(f"stopped early, after {done} of {_count(result.planned, 'rollout')}: {result.stopped}")
+    early = "stopped early, " if done < result.planned else ""
+    put(f"{early}after {done} of {_count(result.planned, 'rollout')}: {result.stopped}")
     if result.exit_code == 3:
         put("(it would take more tasks or attempts; `dayfly plan` says how many)")
     put("next:")

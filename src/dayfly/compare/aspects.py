@@ -13,8 +13,9 @@ from dayfly.compare.model import Aspect, Difference
 from dayfly.compare.pairing import short
 from dayfly.results.side import Side, TaskResults
 
-_PROMPT = re.compile("prompt|instruction|system", re.IGNORECASE)
-_SECRET = re.compile("secret|passw|credential|api_?key|auth", re.IGNORECASE)
+_PROMPT = re.compile("prompt|instruction|^system(_?message)?$", re.IGNORECASE)
+_SECRET = re.compile("secret|passw|credential|auth|token(?!s)|key$|^env$", re.IGNORECASE)
+"""Names of options whose values are shown nowhere, those of nested ones included."""
 _LONGEST = 60
 _MOST_VALUES = 3
 
@@ -51,7 +52,7 @@ def _agent(base: Side, candidate: Side) -> Found:
 
 
 def _options(base: Side, candidate: Side) -> Found:
-    old, new = base.agent_options, candidate.agent_options
+    old, new = dict(_flat(base.agent_options)), dict(_flat(candidate.agent_options))
     same: set[Aspect] = {"options"}
     differences = []
     for key in sorted(old.keys() | new.keys()):
@@ -72,11 +73,20 @@ def aspect_of(key: str) -> Aspect:
     return "prompt" if _PROMPT.search(key) else "options"
 
 
+def _flat(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their whole name, such as `env.LANG`."""
+    for key, value in options.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 def _setting(options: Mapping[str, Any], key: str, aspect: Aspect) -> str:
     if key not in options:
         value = "not set"
-    elif _SECRET.search(key):
-        value = "not shown"
+    elif any(_SECRET.search(part) for part in key.split(".")):
+        value = "set, not shown"
     else:
         value = shorten(options[key])
     return value if aspect == "model" else f"{key}: {value}"
@@ -98,16 +108,15 @@ def _plan(base: Side, candidate: Side) -> Found:
 
 
 def _host(base: Side, candidate: Side) -> Found:
-    if not base.host or not candidate.host:
-        return set(), []
-    keys = sorted(base.host.keys() | candidate.host.keys())
-    pairs = [(k, base.host.get(k, "not recorded"), candidate.host.get(k, "not recorded")) for k in keys]
     found = [
-        Difference(aspect="host", base=f"{k}: {shorten(old)}", candidate=f"{k}: {shorten(new)}")
-        for k, old, new in pairs
-        if old != new
+        Difference(
+            aspect="host", base=f"{k}: {shorten(base.host[k])}", candidate=f"{k}: {shorten(candidate.host[k])}"
+        )
+        for k in sorted(base.host.keys() & candidate.host.keys())
+        if base.host[k] != candidate.host[k]
     ]
-    return (set() if found else {"host"}), found
+    alike = base.host and not found and base.host.keys() == candidate.host.keys()
+    return ({"host"} if alike else set()), found
 
 
 # --- aspects of tasks --------------------------------------------------------------------------------
@@ -145,7 +154,7 @@ def _limits(task: TaskResults) -> str:
 
 
 def _limits_known(task: TaskResults) -> bool:
-    return task.agent_limit_s is not None or task.verifier_timeout_s is not None or task.machine is not None
+    return task.agent_limit_s is not None and task.verifier_timeout_s is not None and task.machine is not None
 
 
 Differs = Callable[[TaskResults, TaskResults], str]

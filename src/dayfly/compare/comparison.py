@@ -38,8 +38,8 @@ def compare_sides(
     same, differences = compare_aspects(base, candidate)
     settings = Settings(alpha, margins or {}, cluster_by)
     return Comparison(
-        base=side_facts(base),
-        candidate=side_facts(candidate),
+        base=side_facts(base, quarantined),
+        candidate=side_facts(candidate, quarantined),
         alpha=alpha,
         same=same,
         differences=differences,
@@ -54,14 +54,15 @@ def compare_sides(
     )
 
 
-def side_facts(side: Side) -> SideFacts:
-    """Which results a side is, and how much of it is graded."""
-    counts = [count(t.marks) for t in side.tasks.values()]
-    planned = sum(len(t.marks) for t in side.tasks.values())
+def side_facts(side: Side, quarantined: Collection[str] = ()) -> SideFacts:
+    """Which results a side is, and how much of it is graded; quarantined tasks are not counted."""
+    tasks = [t for t in side.tasks.values() if t.task not in quarantined]
+    counts = [count(t.marks) for t in tasks]
+    planned = sum(len(t.marks) for t in tasks)
     graded = sum(n for n, _ in counts)
     shares = [passed / n for n, passed in counts if n]
-    isolation = {i for t in side.tasks.values() for i in t.isolation}
-    classes = {c for t in side.tasks.values() for c in t.verifier_classes}
+    isolation = {i for t in tasks for i in t.isolation}
+    classes = {c for t in tasks for c in t.verifier_classes}
     return SideFacts(
         job_id=side.job_id,
         job_name=side.job_name,
@@ -70,9 +71,9 @@ def side_facts(side: Side) -> SideFacts:
         results_digest=side.digest,
         planned=planned,
         graded=graded,
-        faults=side.faults,
+        faults=sum(t.faults for t in tasks),
         coverage=graded / planned if planned else 0.0,
-        tasks=len(side.tasks),
+        tasks=len(tasks),
         attempts=side.attempts,
         score=sum(shares) / len(shares) if shares else None,
         isolation=tuple(sorted(isolation, key=ISOLATION_ORDER.index)),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dayfly.stats import Estimate
 
 RELATIVE = ("seconds", "tokens", "cost_usd")
+LARGEST = 1e100
+"""Reward whose square is still a number."""
 NO_TASKS = "no task is comparable"
 MOST_GROUPS = 100
 """With more tags, those of the most tasks."""
@@ -53,7 +55,10 @@ def _metric(name: str, counted: Sequence[Counted], settings: Settings) -> Metric
     if name == "score":
         return _score(made)
     if name == "reward":
-        return made.of_means([_reward(c.base) for c in counted], [_reward(c.candidate) for c in counted])
+        base, candidate = [_reward(c.base) for c in counted], [_reward(c.candidate) for c in counted]
+        if max(map(abs, (*base, *candidate))) > LARGEST:
+            return made.unknown(f"rewards over {LARGEST:g} cannot be added up")
+        return made.of_means(base, candidate)
     if name.startswith("pass"):
         return _pass(made, name[4], int(name[5:]))
     return _relative(made)
@@ -84,7 +89,11 @@ class _Maker:
 
         differences = [new - old for old, new in zip(base, candidate, strict=True)]
         estimate = estimate_means(
-            differences, clusters=self.clusters(), alpha=self.settings.alpha, margin=self.margin
+            differences,
+            clusters=self.clusters(),
+            alpha=self.settings.alpha,
+            margin=self.margin,
+            bounded=min(*base, *candidate) >= 0 and max(*base, *candidate) <= 1,
         )
         return self.known(base, candidate, estimate)
 

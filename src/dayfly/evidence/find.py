@@ -39,5 +39,7 @@ def find_path(what: str) -> tuple[JobFolder, str] | None:
         if (folder / "job.json").is_file():
             real = folder.resolve()
             rest = path.relative_to(folder).as_posix().removeprefix("rollouts/")
-            return JobFolder.open(real.parent if folder == Path() else folder.parent, real.name), rest.strip(".")
+            # By `.`, or a link, the folder has another name than its own.
+            parent = folder.parent if folder.name == real.name else real.parent
+            return JobFolder.open(parent, real.name), rest.strip(".")
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dayfly.gate.policy import is_share
 from dayfly.results.side import TaskResults
-from dayfly.stats import clopper_pearson, pass_all_k, pass_at_k, standard_error, wilson
+from dayfly.stats import clopper_pearson, pass_all_k, pass_at_k, standard_error
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def level(
         return Level(reason=f"not known for {len(values) - len(known)} of {len(values)} tasks")
     single = all(t.graded == 1 for t in tasks) or len(tasks) == 1
     if name == "score" and single and (clusters is None or len(tasks) == 1):
-        return _exact(sum(t.passed for t in tasks), sum(t.graded for t in tasks), limits, alpha, len(tasks))
+        method = "Clopper–Pearson" + (" over the attempts of one task" if len(tasks) == 1 else "")
+        return _exact(sum(t.passed for t in tasks), sum(t.graded for t in tasks), limits, alpha, method)
     bounded = is_share(name) or (name == "reward" and all(0 <= v <= 1 for v in known))
     return _mean(known, limits, alpha, clusters, bounded=bounded)
 
@@ -72,55 +73,62 @@ def value_of(name: str, task: TaskResults) -> float | None:
             return pass_all_k([(task.graded, task.passed)], k)
 
 
-def _exact(passed: int, n: int, limits: Limits, alpha: float, tasks: int) -> Level:
-    """Clopper and Pearson: each attempt is a toss of its own (of one task's attempts, or of one in each task)."""
-    from scipy.special import bdtr, bdtrc
-
+def _exact(passed: float, n: int, limits: Limits, alpha: float, method: str) -> Level:
+    """Clopper and Pearson: of `n` tosses `passed` did; a part of one counts as such, between its two neighbours."""
     low, high = clopper_pearson(passed, n, confidence=1 - 2 * alpha)
     return Level(
         value=passed / n,
         low=low,
         high=high,
         units=n,
-        p_under=None if limits.min is None else float(bdtr(passed, n, limits.min)),
-        p_over=None if limits.max is None else float(bdtrc(passed - 1, n, limits.max)) if passed else 1.0,
-        method="Clopper–Pearson" + (" over the attempts of one task" if tasks == 1 else ""),
+        p_under=None if limits.min is None else _at_most(passed, n, limits.min),
+        p_over=None if limits.max is None else _at_most(n - passed, n, 1 - limits.max),
+        method=method,
     )
+
+
+def _at_most(passed: float, n: int, chance: float) -> float:
+    """P(X ≤ passed) of X binomial(n, chance), by the beta distribution, which goes on between whole numbers."""
+    from scipy.special import betainc
+
+    return 1.0 if passed >= n else float(betainc(n - passed, passed + 1, 1 - chance))
 
 
 def _mean(
     values: Sequence[float], limits: Limits, alpha: float, clusters: Sequence[str] | None, *, bounded: bool
 ) -> Level:
-    """Student's t over tasks or clusters; where all are equal, which says nothing of their spread, Wilson."""
-    from scipy.special import stdtr, stdtrit
+    """Student's t over tasks or clusters; of shares, the wider of that and of the exact interval of so many tosses.
 
+    t alone claims too much where nearly all are equal: 49 of 50 tasks that always pass.
+    """
     n = len(set(clusters)) if clusters else len(values)
     mean = math.fsum(values) / len(values)
-    error = standard_error(values, clusters) if n > 1 else None
-    if error:
-        reach = float(stdtrit(n - 1, 1 - alpha)) * error
-        p_under = None if limits.min is None else float(stdtr(n - 1, (mean - limits.min) / error))
-        p_over = None if limits.max is None else float(stdtr(n - 1, (limits.max - mean) / error))
-        return Level(mean, mean - reach, mean + reach, n, p_under, p_over, f"t over {n}")
-    if bounded:
-        rate = min(max(mean, 0.0), 1.0)
-        low, high = wilson(rate, n, confidence=1 - 2 * alpha)
-        p_under, p_over = _score_test(rate, limits.min, n), _score_test(1 - rate, _complement(limits.max), n)
-        return Level(mean, low, high, n, p_under, p_over, f"Wilson over {n}")
-    return Level(mean, units=n, reason=f"{n} equal values say nothing about their spread")
+    error = standard_error(values, clusters) if n > 1 else 0.0
+    by_t = _by_t(mean, error, n, limits, alpha) if error else None
+    if not bounded:
+        return by_t or Level(mean, units=n, reason=f"{n} equal values say nothing about their spread")
+    exact = _exact(min(max(mean, 0.0), 1.0) * n, n, limits, alpha, f"Clopper–Pearson over {n}")
+    return exact if by_t is None else _wider(by_t, exact)
 
 
-def _complement(value: float | None) -> float | None:
-    return None if value is None else 1 - value
+def _by_t(mean: float, error: float, n: int, limits: Limits, alpha: float) -> Level:
+    from scipy.special import stdtr, stdtrit
+
+    reach = float(stdtrit(n - 1, 1 - alpha)) * error
+    p_under = None if limits.min is None else float(stdtr(n - 1, (mean - limits.min) / error))
+    p_over = None if limits.max is None else float(stdtr(n - 1, (limits.max - mean) / error))
+    return Level(mean, mean - reach, mean + reach, n, p_under, p_over, f"t over {n}")
 
 
-def _score_test(rate: float, floor: float | None, n: int) -> float | None:
-    """One-sided p of "the rate is at least `floor`"; the test that Wilson's interval inverts."""
-    from scipy.special import ndtr
-
-    if floor is None:
-        return None
-    spread = math.sqrt(floor * (1 - floor) / n)
-    if not spread:
-        return 1.0 if rate >= floor else 0.0
-    return float(ndtr((rate - floor) / spread))
+def _wider(a: Level, b: Level) -> Level:
+    """Of two intervals of a share; within 0 and 1."""
+    assert a.low is not None and a.high is not None and b.low is not None and b.high is not None
+    return Level(
+        value=a.value,
+        low=max(min(a.low, b.low), 0.0),
+        high=min(max(a.high, b.high), 1.0),
+        units=a.units,
+        p_under=None if a.p_under is None or b.p_under is None else max(a.p_under, b.p_under),
+        p_over=None if a.p_over is None or b.p_over is None else max(a.p_over, b.p_over),
+        method=f"wider of {a.method} and {b.method}",
+    )

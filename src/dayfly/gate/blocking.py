@@ -37,6 +37,8 @@ def score_sentence(verdict: GateVerdict) -> str:
     """The score with its coverage, and where there is a baseline, the difference with its interval."""
     side = verdict.candidate
     graded = f"{side.graded} of {side.planned} rollouts graded ({100 * side.coverage:.1f} %)"
+    if verdict.verdict == "invalid":
+        return f"none, as the results are not valid; {graded}"
     score = "not known" if side.score is None else f"{100 * side.score:.1f} %"
     sentence = f"score {score}, {graded}"
     metric = verdict.comparison.metrics.get("score") if verdict.comparison else None

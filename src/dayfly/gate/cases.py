@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dayfly.compare.counting import count
 from dayfly.compare.model import LeftOut, Pair
 from dayfly.gate.case import Case
-from dayfly.gate.verdict import RuleResult, Status, TaskCase
+from dayfly.gate.verdict import NOT_ANSWERED, RuleResult, Status, TaskCase
 from dayfly.results.side import Side, TaskResults
 
 ORDER: tuple[Status, ...] = ("regressed", "failed", "flaky", "left out", "quarantined", "improved", "passed")
@@ -29,17 +30,30 @@ def task_cases(case: Case, rules: Iterable[RuleResult]) -> tuple[TaskCase, ...]:
     return tuple(sorted(cases, key=lambda c: (c.task not in blamed, ORDER.index(c.status))))
 
 
+def unjudged_cases(case: Case) -> tuple[TaskCase, ...]:
+    """Every task of either side, of results that are not valid: no figure is named, only why one is left out."""
+    names = sorted({t for _, side in case.sides for t in side.tasks})
+    left_out = {} if case.comparison is None else {t.task: _why(t) for t in case.comparison.left_out}
+    cases = [TaskCase(task=n, status="left out", reason=left_out.get(n, NOT_ANSWERED)) for n in names]
+    return tuple(sorted(cases, key=lambda c: c.task not in left_out))
+
+
+def _why(out: LeftOut) -> str:
+    return out.reason + (f": {out.detail}" if out.detail else "")
+
+
 def _case(
     case: Case, name: str, pairs: Mapping[str, Pair], left_out: Mapping[str, LeftOut], blamed: str
 ) -> TaskCase:
     own = case.candidate.tasks.get(name)
-    status, reason = _status(case, name, own, pairs.get(name), left_out.get(name))
+    pair = pairs.get(name)
+    status, reason = _status(case, name, own, pair, left_out.get(name))
     return TaskCase(
         task=name,
         status=status,
         reason="; ".join(filter(None, [blamed, reason])),
-        base=_share(case.baseline, name),
-        candidate=_share(case.candidate, name),
+        base=_share(case.baseline, name) if pair is None else _counts(pair.base_marks),
+        candidate=_share(case.candidate, name) if pair is None else _counts(pair.candidate_marks),
         seconds=own.seconds_sum / own.graded if own is not None and own.graded else None,
     )
 
@@ -51,7 +65,7 @@ def _status(
         entry = next(e for e in case.quarantine.tasks if e.task == name)
         return "quarantined", f"{entry.reason} (owner {entry.owner}, until {entry.expires})"
     if out is not None:
-        return "left out", out.reason + (f": {out.detail}" if out.detail else "")
+        return "left out", _why(out)
     if own is None or not own.graded:
         return "left out", "not graded in the candidate"
     if pair is not None and _lost(pair):
@@ -68,6 +82,11 @@ def _status(
 def _lost(pair: Pair) -> bool:
     """No attempt passes any more, or most did before and now do not; anything between is a flaky task."""
     return pair.candidate < pair.base and (pair.candidate == 0 or pair.candidate <= 0.5 < pair.base)
+
+
+def _counts(marks: str) -> str:
+    """Of the attempts that were compared."""
+    return "{1}/{0}".format(*count(marks))
 
 
 def _share(side: Side | None, name: str) -> str:

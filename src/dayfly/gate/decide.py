@@ -19,19 +19,18 @@ from dayfly.compare import compare_sides, side_facts
 from dayfly.compare.model import Comparison
 from dayfly.errors import ConfigError
 from dayfly.gate.case import Case
-from dayfly.gate.cases import task_cases
+from dayfly.gate.cases import task_cases, unjudged_cases
 from dayfly.gate.early_stop import recheck
 from dayfly.gate.metrics import metric_rules
 from dayfly.gate.notices import notices
 from dayfly.gate.policy import Policy, Quarantine
 from dayfly.gate.tasks import pattern_rules, refuse_foreign_confirmations, task_rules
 from dayfly.gate.validity import validity_rules
-from dayfly.gate.verdict import EXIT_CODES, Answer, EarlyStopped, GateVerdict, RuleResult
+from dayfly.gate.verdict import EXIT_CODES, NOT_ANSWERED, Answer, GateVerdict, RuleResult
 from dayfly.gate.words import plural
 from dayfly.results.side import Side
 
 NOTHING_QUARANTINED = Quarantine()
-NOT_ANSWERED = "not answered: the results are not valid"
 
 
 def decide(
@@ -76,9 +75,9 @@ def decide(
         more_rollouts=_more(rules) if answer == "inconclusive" else None,
         policy_name=policy.name,
         policy_digest=policy_digest,
-        baseline=None if baseline is None else side_facts(baseline),
-        candidate=side_facts(candidate),
-        tasks=task_cases(case, rules),
+        baseline=None if baseline is None else side_facts(baseline, case.quarantined),
+        candidate=side_facts(candidate, case.quarantined),
+        tasks=unjudged_cases(case) if answer == "invalid" else task_cases(case, rules),
         quarantined=quarantine.tasks,
         early_stop=case.stopped,
         comparison=case.comparison,
@@ -93,11 +92,16 @@ def final_alpha(policy: Policy, candidate: Side) -> float:
 
 
 def _refuse_without_baseline(policy: Policy, baseline: Side | None) -> None:
-    absolute = any(r.min is not None or r.max is not None for r in policy.metrics.values())
-    if baseline is None and not absolute and not policy.must_pass:
+    """A forgotten --baseline must let nothing through: something critical has to be left to decide."""
+    rules = policy.metrics.values()
+    alone = policy.must_pass or any(
+        (r.min is not None or r.max is not None) and r.tier == "critical" for r in rules
+    )
+    compares = policy.no_regression or any(r.margin is not None and r.tier == "critical" for r in rules)
+    if baseline is None and compares and not alone:
         raise ConfigError(
-            f"policy {policy.name!r} only compares with a baseline, and none was given",
-            hint="name one with --baseline, or give metrics a min or max",
+            f"policy {policy.name!r} only compares with a baseline in all that is critical, and none was given",
+            hint="name one with --baseline, or give a critical metric a min or max",
         )
 
 
@@ -126,7 +130,7 @@ def _rules(case: Case) -> Iterator[RuleResult]:
     validity = [*validity_rules(case), *pattern_rules(case)]
     yield from validity
     valid = all(r.answer == "pass" for r in validity)
-    for rule in (*_early_stop(case.stopped), *metric_rules(case), *task_rules(case)):
+    for rule in (*_early_stop(case), *metric_rules(case), *task_rules(case)):
         yield rule if valid else _unanswered(rule)
     yield from notices(case)
 
@@ -136,8 +140,8 @@ def _unanswered(rule: RuleResult) -> RuleResult:
     return RuleResult(id=rule.id, kind=rule.kind, tier=rule.tier, answer="inconclusive", reason=NOT_ANSWERED)
 
 
-def _early_stop(stopped: EarlyStopped | None) -> Iterator[RuleResult]:
-    if stopped is None:
+def _early_stop(case: Case) -> Iterator[RuleResult]:
+    if (stopped := case.stopped) is None:
         return
     looked = (
         f"{plural(stopped.regressions, 'regression')} and {plural(stopped.improvements, 'improvement')} in the "
@@ -149,7 +153,8 @@ def _early_stop(stopped: EarlyStopped | None) -> Iterator[RuleResult]:
     else:
         answer = "inconclusive"
         reason = f"stopped, as nothing could be decided any more: {looked}"
-    yield RuleResult(id="early_stop", kind="metric", tier="critical", answer=answer, reason=reason)
+    tier = case.policy.metrics["score"].tier
+    yield RuleResult(id="early_stop", kind="metric", tier=tier, answer=answer, reason=reason)
 
 
 # --- from rules to one answer ------------------------------------------------------------------------

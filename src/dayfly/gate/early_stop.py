@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationError
 
 from dayfly.compare.counting import count
-from dayfly.compare.pairing import CHECKS
+from dayfly.compare.pairing import CHECKS, weakest_isolation
 from dayfly.errors import ConfigError
 from dayfly.gate.policy import Policy
 from dayfly.gate.verdict import EarlyStopped
@@ -49,6 +49,8 @@ from dayfly.results.side import FAILS, FAULTS, MISSING, PASSES, Side, TaskResult
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from dayfly.stats import Estimate
 
 NOT_FINAL = MISSING + "cs"
 """Marks of attempts that still may get a verdict: none yet, cancelled, skipped."""
@@ -82,8 +84,13 @@ class EarlyStopTerms(Frozen):
 
 
 def terms_of(policy: Policy, policy_digest: str, base: Side, agent: str, seed: int) -> EarlyStopTerms:
-    """What `run --gate` promises. Raises `ConfigError` for a policy without a margin of the score."""
+    """What `run --gate` promises. Raises `ConfigError` for a policy in which no margin of the score decides."""
     rule = policy.metrics.get("score")
+    if rule is not None and rule.tier == "advisory":
+        raise ConfigError(
+            f"the score is advisory in policy {policy.name!r}, so it cannot stop a job",
+            hint="make it critical or supporting, or run without --gate and use `dayfly gate`",
+        )
     if rule is None or rule.margin is None:
         raise ConfigError(
             f"policy {policy.name!r} names no margin of the score, so it cannot stop a job",
@@ -296,6 +303,10 @@ class EarlyStopWatch:
         self._looked = 0
         self._futility_every = max(1, math.ceil(len(self._units) / FUTILITY_LOOKS))
         self._futility = only_score_decides(policy)
+        meant = "isolation" in policy.allow_differences
+        found = {weakest_isolation(base.tasks[name].isolation) for name in self._planned} - {""}
+        self.isolation: frozenset[str] = frozenset() if meant else frozenset(found)
+        """Classes of the baseline's rollouts, when the candidate's must be the same; empty: any will do."""
 
     @property
     def order(self) -> list[str]:
@@ -313,7 +324,7 @@ class EarlyStopWatch:
         )
         if stopped.kind == "blocked":
             return f"gate {self.terms.policy_name!r} blocks: {seen}"
-        return f"gate {self.terms.policy_name!r} can no longer decide, whatever the rest does: {seen}"
+        return f"gate {self.terms.policy_name!r} can decide no more, even if all of the rest went one way: {seen}"
 
     def add(self, task: str, attempt: int, mark: str) -> EarlyStopped | None:
         """Take in one attempt's mark (see `model.MARKS`); why to stop, from then on."""
@@ -360,6 +371,8 @@ class EarlyStopWatch:
     # --- what can still happen
 
     def _can_decide(self) -> bool:
+        if not any(p.open().trial("F") for p in self._planned.values()):
+            return True  # too little of the baseline is graded: that is for the rules of coverage to say
         return self._can_block() or self._can_fail() or self._can_pass()
 
     def _can_block(self) -> bool:
@@ -379,7 +392,7 @@ class EarlyStopWatch:
     def _can_pass(self) -> bool:
         return bool(self._final(rest="P").low >= -self.terms.margin)
 
-    def _final(self, rest: str) -> Any:
+    def _final(self, rest: str) -> Estimate:
         """The final test, if all attempts that are left went one way."""
         from dayfly.stats import estimate_rates
 
@@ -403,9 +416,8 @@ def only_score_decides(policy: Policy) -> bool:
     """Whether nothing but the score's margin could fail a candidate: only then its futility is the gate's."""
     others = [r for name, r in policy.metrics.items() if name != "score" and r.tier != "advisory"]
     score = policy.metrics["score"]
-    return not (
-        others or policy.must_pass or policy.no_regression or score.min is not None or score.max is not None
-    )
+    bounded = score.min is not None or score.max is not None
+    return score.tier == "critical" and not (others or policy.must_pass or policy.no_regression or bounded)
 
 
 # --- afterwards ----------------------------------------------------------------------------------
@@ -435,8 +447,10 @@ def recheck(
     comparable = comparable_tasks(policy, baseline, candidate.tasks, quarantined)
     watch = EarlyStopWatch(terms, policy, baseline, comparable, clusters_of(baseline, policy.cluster_by))
     stopped = watch.look()
-    complete = all(m not in NOT_FINAL for t in candidate.tasks.values() for m in t.marks)
-    return None if stopped is not None and stopped.kind == "futile" and complete else stopped
+    complete = not any(mark in t.marks for t in candidate.tasks.values() for mark in NOT_FINAL)
+    if stopped is None or not complete:
+        return stopped
+    return None if stopped.kind == "futile" else stopped.model_copy(update={"complete": True})
 
 
 def read_terms(data: Mapping[str, Any] | None) -> EarlyStopTerms | None:

@@ -15,7 +15,7 @@ from dayfly.compare.model import Metric
 from dayfly.gate.absolute import Level, Limits, level
 from dayfly.gate.case import Case
 from dayfly.gate.policy import MetricRule, Tier, is_share
-from dayfly.gate.verdict import Answer, RuleResult
+from dayfly.gate.verdict import Answer, EarlyStopped, RuleResult
 from dayfly.gate.words import percent
 from dayfly.results.side import TaskResults
 from dayfly.stats import holm, pairs_needed
@@ -81,12 +81,13 @@ def _tests(case: Case, name: str, rule: MetricRule) -> Iterator[Tested]:
     if rule.min is not None or rule.max is not None:
         found.extend(_absolute(case, name, rule))
     for test in found:
-        yield _not_after_a_stop(test) if case.stopped is not None else test
+        yield test if case.stopped is None else _not_after_a_stop(test, case.stopped)
 
 
-def _not_after_a_stop(test: Tested) -> Tested:
+def _not_after_a_stop(test: Tested, stopped: EarlyStopped) -> Tested:
     """A test made at a moment that was chosen by looking at the results would not keep its error."""
-    said = "not tested: the job was stopped early, and only the rule of the early stop is valid then"
+    why = "evidence that blocks was found while the job ran" if stopped.complete else "the job was stopped early"
+    said = f"not tested: {why}, and only the rule of the early stop is valid then"
     return Tested(test.id, test.tier, said)
 
 

@@ -15,6 +15,8 @@ def notices(case: Case) -> Iterator[RuleResult]:
     for name, side in case.sides:
         if side.remarks:
             yield _notice(f"source.{name}", f"{name}: {listed(side.remarks, SHOWN, '; ')}")
+    if case.baseline is not None and case.baseline.label == case.candidate.label:
+        yield _notice("same_results", f"{case.candidate.label} is compared with itself, which shows nothing")
     yield from _tampered(case)
     yield from _flaky(case)
     yield from _quarantine(case)

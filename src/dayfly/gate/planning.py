@@ -12,7 +12,7 @@ Assumptions, all of them printed by `dayfly plan`:
   reserve of one in twenty, which may be lost or turn out not to be comparable.
 
 One attempt each: exact, by going through all numbers of regressions and improvements, with the very tests of the
-gate. Several, or thousands of tasks: by the noncentral t distribution.
+gate. Several, or thousands of tasks: by the noncentral t distribution, and for passing also by the score interval.
 """
 
 from __future__ import annotations
@@ -159,7 +159,23 @@ class Design:
         share = self.noise.at(0.0)
         if k == 1 and tasks <= EXACT_UP_TO:
             return _share(tasks, share / 2, share / 2, self._holds, at_least=False)
-        return _t_power(tasks, self.margin, share / k, self.alpha)
+        return min(_t_power(tasks, self.margin, share / k, self.alpha), self._score_passes(tasks, share, k))
+
+    def _score_passes(self, tasks: int, share: float, attempts: int) -> float:
+        """The same by the gate's other interval, Tango's on shares, which is the wider one where few tasks flake.
+
+        Steps as in `stats.paired`, with a flake taken to be one attempt: of `tasks` a share has a difference of
+        1/attempts, even in both directions.
+        """
+        from scipy.special import ndtr
+
+        from dayfly.stats import tango
+
+        squares, sums, unseen = share / attempts / tasks, share, 1 / tasks
+        step = (squares + unseen**2) / (sums + unseen)
+        reach = -tango(sums / 2 / step, sums / 2 / step, 1 / step, self.alpha)[0]
+        spread = math.sqrt(squares)
+        return float(self.margin >= reach) if not spread else float(ndtr((self.margin - reach) / spread))
 
     def fails(self, worse: int, better: int, n: int) -> bool:
         """Whether so many regressions and improvements in `n` pairs are a failed gate."""
@@ -342,12 +358,15 @@ def _least_in_a_row(alpha: float, margin: float) -> int:
 
 def _warnings(tasks: int, margin: float | None, resolution: float | None, f: Figures) -> Iterable[str]:
     if f.least_regressions is None:
-        yield f"{tasks} tasks are too few to fail any candidate, even if all of them got worse"
+        few = "1 task is" if tasks == 1 else f"{tasks} tasks are"
+        yield f"{few} too few to fail any candidate, even if all of them got worse"
     if margin is None or (resolution is not None and margin >= resolution and f.identical_passes >= POWER):
         return
-    passes = f"{100 * f.identical_passes:.0f} %"
     least = "no drop at all" if resolution is None else f"no drop under {100 * resolution:.1f} points"
-    yield (
+    said = (
         f"the margin of {100 * margin:.1f} points is finer than these rollouts can show: {least} is told from none "
-        f"with a chance of 80 %, and an identical candidate passes with a chance of {passes}"
+        "with a chance of 80 %"
     )
+    if f.identical_passes < POWER:
+        said += f", and an identical candidate passes with a chance of {100 * f.identical_passes:.0f} %"
+    yield said

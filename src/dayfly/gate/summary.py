@@ -17,7 +17,7 @@ from dayfly.text import visible
 
 LIMIT_BYTES = 900 * 1024 - 1
 """GitHub drops a summary over 1 MiB whole; all steps of a job may add to one."""
-_LONGEST_NAME, _LONGEST_SENTENCE = 160, 600
+_LONGEST_NAME, _LONGEST_SENTENCE = 160, 1200
 _TASKS_PER_RULE = 5
 _RESERVED = 1024
 """Bytes for each section's title, head and remark, generously."""
@@ -40,8 +40,9 @@ _WORDS: dict[Answer, str] = {
     "invalid": "is invalid",
 }
 _HARMLESS = re.compile(r"(?:[^\W_]|[.,;()%/+=≥≤±×–—…’'-])+:?")
-_LINK = re.compile(r"//|www\.", re.IGNORECASE)
-"""What GitHub makes a link of wherever it stands."""
+_LINK = re.compile(r"//|www\.|GH-\d|%\w|(?<!\w)[0-9a-f]{7,}", re.IGNORECASE)
+"""What GitHub or GitLab makes a link of wherever it stands: addresses, issues, milestones, commits."""
+_SPAN = re.compile(r"(`[^`]+`)")
 
 
 @dataclass(frozen=True)
@@ -167,16 +168,24 @@ def _size(text: str) -> int:
     return len(text.encode()) + 1
 
 
-def code(name: str) -> str:
+def code(name: str, most: int = _LONGEST_NAME) -> str:
     """A name as a code span that it cannot end."""
-    shown = _clip(name, _LONGEST_NAME).replace("`", "\\x60").replace("|", "\\x7c")
+    shown = _clip(name, most).replace("`", "\\x60").replace("|", "\\x7c")
     return f"`{shown}`" if shown.strip() else "(no name)"
 
 
 def prose(sentence: str) -> str:
-    """A sentence in which every word that could mean something in Markdown is code."""
-    words = _clip(sentence, _LONGEST_SENTENCE).split()
-    return " ".join(word if _HARMLESS.fullmatch(word) and not _LINK.search(word) else code(word) for word in words)
+    """A sentence in which every word that could mean something in Markdown is code; a command stays whole."""
+    parts = _SPAN.split(_clip(sentence, _LONGEST_SENTENCE))
+    return "".join(
+        code(part[1:-1], _LONGEST_SENTENCE) if number % 2 else _words(part) for number, part in enumerate(parts)
+    )
+
+
+def _words(text: str) -> str:
+    """Spaces at the ends stay, as there may be a command beside them."""
+    words = [w if not w or (_HARMLESS.fullmatch(w) and not _LINK.search(w)) else code(w) for w in text.split(" ")]
+    return re.sub(" +", " ", " ".join(words))
 
 
 def _clip(text: str, most: int) -> str:

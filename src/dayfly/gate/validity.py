@@ -18,6 +18,7 @@ ROUNDING = 1e-9
 
 def validity_rules(case: Case) -> Iterator[RuleResult]:
     yield from _evidence(case)
+    yield from _clusters(case)
     yield from _coverage(case)
     yield from _comparable(case)
     yield from _required(case)
@@ -67,7 +68,7 @@ def _what_was_checked(case: Case, sides: Sequence[Side]) -> str:
 def _coverage(case: Case) -> Iterator[RuleResult]:
     floors = case.policy.coverage
     for name, side in case.sides:
-        if case.stopped is not None and side is case.candidate:
+        if case.stopped is not None and not case.stopped.complete and side is case.candidate:
             yield _rule(f"coverage.job.{name}", True, f"{name}: the job was stopped early, which loses no coverage")
         else:
             yield _floor(f"coverage.job.{name}", f"{name}'s job", side.job_graded, side.job_planned, floors.job)
@@ -86,7 +87,7 @@ def _floor(id: str, what: str, graded: int, planned: int, floor: float) -> RuleR
 
 def _task_coverage(case: Case, name: str, side: Side) -> RuleResult:
     floor, share = case.policy.coverage.task, case.policy.coverage.comparable
-    begun = [t for t in case.counted(side) if t.planned > case.spared(side, t)]
+    begun = [t for t in case.counted(side) if not case.spared(side, t)]
     under = [t.task for t in begun if t.graded == 0 or t.graded / t.planned < floor - ROUNDING]
     enough = len(begun) - len(under)
     holds = enough > 0 and enough / len(begun) >= share - ROUNDING
@@ -112,7 +113,7 @@ def _comparable(case: Case) -> Iterator[RuleResult]:
     yield _rule(
         "comparable.attempts", equal or meant, planned + (", which is allowed" if meant and not equal else "")
     )
-    out = [t for t in comparison.left_out if t.reason != "quarantined" and not _never_begun(case, t.task)]
+    out = [t for t in comparison.left_out if t.reason != "quarantined" and not _broken_off(case, t.task)]
     total = comparison.comparable + len(out)
     floor = case.policy.coverage.comparable
     holds = comparison.comparable > 0 and comparison.comparable / total >= floor - ROUNDING
@@ -127,10 +128,27 @@ def _comparable(case: Case) -> Iterator[RuleResult]:
     )
 
 
-def _never_begun(case: Case, task: str) -> bool:
-    """Whether an early stop came before this task."""
+def _broken_off(case: Case, task: str) -> bool:
+    """Whether an early stop came before this task, or in the middle of it."""
     results = case.candidate.tasks.get(task)
-    return results is not None and results.planned == case.spared(case.candidate, results) > 0
+    return results is not None and case.spared(case.candidate, results) > 0
+
+
+def _clusters(case: Case) -> Iterator[RuleResult]:
+    """A misspelt key would leave every task by itself, and intervals too narrow."""
+    key = case.policy.cluster_by
+    if key is None:
+        return
+    tasks = [t for side in (case.baseline or case.candidate,) for t in case.counted(side)]
+    without = [t.task for t in tasks if key not in t.metadata]
+    known = sorted({k for t in tasks for k in t.metadata})
+    said = f"cluster_by: {len(without)} of {plural(len(tasks), 'task')} without {key!r} in their metadata"
+    holds = len(without) < len(tasks) or not tasks
+    if not holds:
+        said += f", which have: {listed(known, 20) or 'none'}"
+    elif without:
+        said += ", each of which counts by itself"
+    yield _rule("cluster_by", holds, said, without)
 
 
 # --- isolation and verifier class ------------------------------------------------------------------

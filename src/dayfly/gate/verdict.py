@@ -13,6 +13,8 @@ EXIT_CODES: dict[Answer, int] = {"pass": 0, "fail": 1, "inconclusive": 3, "inval
 Kind = Literal["validity", "metric", "tasks", "notice"]
 Status = Literal["passed", "regressed", "failed", "flaky", "quarantined", "left out", "improved"]
 
+NOT_ANSWERED = "not answered: the results are not valid"
+
 
 class RuleResult(Frozen):
     """One rule of the policy, answered."""
@@ -52,8 +54,10 @@ class EarlyStopped(Frozen):
     pairs: int
     """Looked at, in the order fixed by the seed."""
     evidence: float
-    """The e-value E(b, c)."""
+    """The value of the bet; see `early_stop`."""
     threshold: float
+    complete: bool = False
+    """The job was done to its end all the same; nothing of it is missing for that reason."""
 
 
 class GateVerdict(Frozen):

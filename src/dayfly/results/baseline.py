@@ -184,14 +184,18 @@ def _refuse_unexpected(name: str, now: Baseline | None, expect: str | None) -> N
 
 
 def _that_happened(moves: list[Baseline], current: Baseline) -> list[Baseline]:
-    """Without moves that a crash cut short: nothing was set after them on top of them."""
-    kept: list[Baseline] = []
-    after = current
-    for move in reversed(moves):
-        if move == after:
-            kept.append(move)
-            continue
-        if kept and kept[-1].previous_digest == move.results_digest and kept[-1].previous == move.label:
+    """Without moves that a crash cut short: the next one that is there was not made on top of them.
+
+    A move whose successor is lost is kept; what stands now is there in any case.
+    """
+    kept = [current]
+    for move in reversed([m for m in moves if m != current]):
+        after = kept[-1]
+        cut_short = move.set_unix > current.set_unix or (
+            (after.previous_digest, after.previous) != (move.results_digest, move.label)
+            and (after.previous_digest, after.previous) in {(m.results_digest, m.label) for m in moves}
+        )
+        if not cut_short:
             kept.append(move)
     return kept[::-1]
 

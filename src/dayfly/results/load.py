@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dayfly.errors import DayflyError, NotFoundError
-from dayfly.evidence import JobFolder, find_job, safe_component, verify_folder
+from dayfly.evidence import JobFolder, safe_component, verify_folder
 from dayfly.results.from_files import gather_from_files
 from dayfly.results.plan import Planned, find_side, read_plan
 from dayfly.results.side import Side
@@ -87,15 +87,14 @@ def _has_rollouts(folder: JobFolder) -> bool:
         return False
 
 
-def verify_evidence(jobs_dir: Path, side: Side) -> list[str]:
+def verify_evidence(side: Side) -> list[str]:
     """Check every digest of every attempt of a side that counts; a sentence per difference.
 
-    An attempt whose files are not on this disk is one, too. Raises `NotFoundError`.
+    An attempt whose files are not on this disk is one, too.
     """
-    job = find_job(jobs_dir, side.job_id)
     wrong: list[str] = []
     for task in side.tasks.values():
-        place = job.path / "rollouts" / safe_component(task.task) / safe_component(side.agent)
+        place = side.folder / "rollouts" / safe_component(task.task) / safe_component(side.agent)
         for number, mark in enumerate(task.marks, 1):
             if mark == ".":
                 continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
-from dayfly.model import MARKS, Isolation, Outcome, VerifierClass
+from dayfly.model import MARKS, Isolation, VerifierClass
 
 MISSING = "."
 """The mark of an attempt without a record."""
@@ -18,8 +18,6 @@ FAULTS = "piv"
 """Not graded, for a cause that is not the agent's."""
 
 __all__ = ["FAILS", "FAULTS", "MARKS", "MISSING", "PASSES", "Side", "TaskResults"]
-
-_OUTCOMES = {mark: outcome for (outcome, _), mark in MARKS.items()}
 
 
 @lru_cache(maxsize=1 << 16)
@@ -82,9 +80,6 @@ class TaskResults:
     def flaky(self) -> bool:
         return 0 < self.passed < self.graded
 
-    def outcomes(self) -> Counter[Outcome]:
-        return Counter(_OUTCOMES[m] for m in self.marks if m != MISSING)
-
 
 @dataclass(frozen=True)
 class Side:
@@ -118,6 +113,8 @@ class Side:
     job_planned: int = 0
     """Of the whole job, all agents."""
     job_graded: int = 0
+    folder: Path = Path()
+    """Of the job."""
 
     @property
     def planned(self) -> int:

@@ -71,6 +71,7 @@ def side_of(planned: Planned, found: Gathered) -> Side:
         early_stop=planned.early_stop,
         job_planned=planned.job_planned,
         job_graded=found.job_graded,
+        folder=planned.folder.path,
     )
 
 

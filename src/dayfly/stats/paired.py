@@ -11,6 +11,9 @@ from dayfly.stats.permutation import flip_signs, relabel
 from dayfly.stats.proportions import mcnemar_exact, tango, tango_p
 
 _TINY = 1e-12
+ENOUGH_EQUAL = 20
+"""Units (tasks or clusters) from which values without any spread count as having none: then at most 14 % of such
+units differ (1 − 0.05^(1/20)). Fewer say nothing about the spread of what has no limit."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +136,18 @@ def estimate_means(
     alpha: float,
     margin: float | None = None,
     seed: int = 0,
+    bounded: bool = True,
 ) -> Estimate:
     """The mean of per-task differences: permutation of signs, and the wider of t and a score interval.
 
     t over tasks (or clusters) claims too much where few of them differ, and certainty where all differ by the same;
-    see `_score_bounds`. Raises `ValueError` without tasks.
+    see `_score_bounds`. `bounded`: the values lie within 0 and 1, so that what was not seen has a limit; without
+    one, fewer than `ENOUGH_EQUAL` equal differences give infinite bounds. Raises `ValueError` without tasks.
     """
     if not differences:
         raise ValueError("no tasks")
     p_worse, p_better = sign_flip(differences, clusters, seed)
-    return _estimate(differences, clusters, alpha, margin, p_worse, p_better)
+    return _estimate(differences, clusters, alpha, margin, p_worse, p_better, bounded)
 
 
 def _estimate(
@@ -152,8 +157,9 @@ def _estimate(
     margin: float | None,
     p_worse: float,
     p_better: float,
+    bounded: bool = True,
 ) -> Estimate:
-    low, high, beyond, method = _bounds(values, clusters, alpha, margin)
+    low, high, beyond, method = _bounds(values, clusters, alpha, margin, bounded)
     return Estimate(
         delta=math.fsum(values) / len(values),
         low=low,
@@ -167,16 +173,23 @@ def _estimate(
 
 
 def _bounds(
-    values: Sequence[float], clusters: Sequence[Hashable] | None, alpha: float, margin: float | None
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None,
+    alpha: float,
+    margin: float | None,
+    bounded: bool = True,
 ) -> tuple[float, float, float, str]:
     """The wider bounds of t and score, the larger p of the margin, and what they are called."""
     units = "tasks" if clusters is None else "clusters"
+    few = len(values if clusters is None else set(clusters)) < ENOUGH_EQUAL
+    if not bounded and few and _t_bounds(values, clusters, alpha, margin) is None:
+        return -math.inf, math.inf, 1.0, "no interval"
     low, high, beyond = _score_bounds(values, clusters, alpha, margin)
     method = "Tango score on shares"
     if (narrow := _t_bounds(values, clusters, alpha, margin)) is not None:
         low, high, method = min(low, narrow[0]), max(high, narrow[1]), f"wider of t over {units} and Tango score"
         beyond = max(beyond, narrow[2])
-    if max(map(abs, values)) <= 1:
+    if bounded:
         low, high = max(low, -1.0), min(high, 1.0)
     return low, high, beyond, method
 
@@ -234,7 +247,8 @@ def estimate_ratio(
 
     The logarithm of the ratio of the two means is taken as t-distributed; its standard error is that of the paired
     residuals c/c̄ − b/b̄ (the delta method; Cochran 1977, chapter 6, for the ratio). The test permutes which of a
-    pair's values is whose. Raises `ValueError` for fewer than two tasks (or clusters), or a mean of 0 or less.
+    pair's values is whose. Fewer than `ENOUGH_EQUAL` residuals that are all 0 say nothing: the bounds are infinite.
+    Raises `ValueError` for fewer than two tasks (or clusters), or a mean of 0 or less.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -247,12 +261,15 @@ def estimate_ratio(
         raise ValueError("a mean of 0 has no ratio")
     ratio = mean_c / mean_b
     error = standard_error([c / mean_c - b / mean_b for b, c in zip(base, candidate, strict=True)], clusters)
+    unknown = error <= _TINY and freedom + 1 < ENOUGH_EQUAL
     reach = float(stdtrit(freedom, 1 - alpha)) * error
     p_better, p_worse = sign_flip([c - b for b, c in zip(base, candidate, strict=True)], clusters, seed)
     beyond = None
     if margin is not None:
         distance = math.log(ratio) - math.log1p(margin)
-        p = float(stdtr(freedom, -distance / error)) if error > _TINY else float(distance <= _TINY)
+        p = float(stdtr(freedom, -distance / error)) if error > _TINY else float(unknown or distance <= _TINY)
         beyond = max(p_worse, p)
     low, high = ratio * math.exp(-min(reach, 300.0)) - 1, ratio * math.exp(min(reach, 300.0)) - 1
+    if unknown:
+        low, high = -math.inf, math.inf
     return Estimate(ratio - 1, low, high, p_worse, p_better, beyond, "log ratio of means, permutation of labels", n)

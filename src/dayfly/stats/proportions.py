@@ -17,8 +17,11 @@ def wilson(rate: float, n: int, confidence: float = 0.95) -> tuple[float, float]
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clopper_pearson(passed: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact interval of a share (Clopper and Pearson 1934), by quantiles of the beta distribution."""
+def clopper_pearson(passed: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact interval of a share (Clopper and Pearson 1934), by quantiles of the beta distribution.
+
+    `passed` may be a fraction, as of a mean of shares; the interval then lies between those of its neighbours.
+    """
     from scipy.special import betaincinv
 
     tail = (1 - confidence) / 2
