@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,6 +48,39 @@ def base_disk() -> Iterator[Disk]:
         store.import_image(Path(tar), IMAGE, workdir="/app")
     with store.using(store.disk(store.resolve(IMAGE))) as disk:
         yield disk
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command ended with and wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Exactly one JSON document, without a NaN."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+@pytest.fixture
+def dayfly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run the program's entry point in this process."""
+    from dayfly.cli import main
+
+    def call(*words: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dayfly", *map(str, words)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capfd.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return Done(code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

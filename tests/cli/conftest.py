@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import signal
@@ -13,8 +12,8 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,42 +45,11 @@ write /logs/verifier/reward.txt 1
 SOLVE = "#!fake\nprint working\nwrite result.txt done\n"
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Exactly one JSON document."""
-        return json.loads(self.out)
-
-
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [n for n in os.environ if n.startswith("DAYFLY_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def dayfly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Run the program's entry point in this process."""
-
-    def call(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["dayfly", *args])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as exit:
-            code = exit.code or 0
-        out, err = capfd.readouterr()
-        return Done(code, out, err)
-
-    return call
 
 
 @pytest.fixture
@@ -103,7 +71,7 @@ def make_task(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run_job(dayfly: Callable[..., Done]) -> Callable[..., str]:
+def run_job(dayfly: Callable[..., Any]) -> Callable[..., str]:
     """Run the tasks of this test on the fake hypervisor; returns the job's id."""
 
     def run(*args: str) -> str:
@@ -139,10 +107,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def on_terminal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def on_terminal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Run the program on a terminal of its own, so many columns wide (in a fork: nothing is imported anew)."""
 
-    def call(columns: int, *args: str, env: dict[str, str] | None = None) -> Done:
+    def call(columns: int, *args: str, env: dict[str, str] | None = None) -> Any:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         child = os.fork()
@@ -160,7 +128,7 @@ def on_terminal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
             seen += chunk
         os.close(ours)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Done(code, seen.decode("utf-8", "replace").replace("\r\n", "\n"), "")
+        return SimpleNamespace(code=code, out=seen.decode("utf-8", "replace").replace("\r\n", "\n"), err="")
 
     return call
 

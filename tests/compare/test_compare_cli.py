@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dayfly.cli import main
 
 TOML = """\
 schema_version = "1.4"
@@ -40,35 +35,8 @@ write /logs/verifier/reward.txt 1
 COUNT = 6
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-
-
-Dayfly = Callable[..., Done]
+Dayfly = Callable[..., Any]
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def dayfly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Dayfly:
-    def call(*words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["dayfly", *map(str, words)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return Done(code, *capfd.readouterr())
-
-    return call
 
 
 def write_tasks(folder: Path, test: str = TEST) -> None:

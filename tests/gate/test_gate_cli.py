@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from junitparser import JUnitXml
-
-from dayfly.cli import main
 
 TOML = """\
 schema_version = "1.4"
@@ -42,36 +38,7 @@ POLICY = "require: {isolation: fake}\nmetrics:\n  score: {margin: 0.2}\n"
 STRICT = POLICY.replace("0.2", "0.05")
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-
-
-Dayfly = Callable[..., Done]
-
-
-@pytest.fixture
-def dayfly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Dayfly:
-    """Run the program's entry point in this process."""
-
-    def call(*words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["dayfly", *map(str, words)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return Done(code, *capfd.readouterr())
-
-    return call
+Dayfly = Callable[..., Any]
 
 
 @pytest.fixture

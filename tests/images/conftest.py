@@ -39,6 +39,10 @@ class Registry:
     user: str = ""
     count: int = 0
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
     def push(self, name: str, layers: Sequence[bytes], *, architecture: str = "amd64", docker: bool = False) -> str:
         """Push an image as `name`; returns the digest of its manifest."""
         self.count += 1
@@ -62,7 +66,7 @@ class Registry:
             manifests.append({"mediaType": MANIFEST_TYPE, "digest": digest, "size": size, "platform": platform})
         document = encode({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
         request = urllib.request.Request(
-            f"http://{self.host}/v2/{repository}/manifests/{tag}",
+            f"{self.url}/v2/{repository}/manifests/{tag}",
             document,
             {"Content-Type": INDEX_TYPE},
             method="PUT",
@@ -71,7 +75,7 @@ class Registry:
             return str(answer.headers["Docker-Content-Digest"])
 
     def get(self, path: str) -> bytes:
-        request = urllib.request.Request(f"http://{self.host}{path}", headers={"Accept": MANIFEST_TYPE})
+        request = urllib.request.Request(self.url + path, headers={"Accept": MANIFEST_TYPE})
         with urllib.request.urlopen(request, timeout=20) as answer:
             return bytes(answer.read())
 
@@ -172,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         headers = {"Accept": ", ".join(self.headers.get_all("Accept", ["*/*"]))}
-        request = urllib.request.Request(f"http://{self.server.registry.host}{self.path}", headers=headers)
+        request = urllib.request.Request(self.server.registry.url + self.path, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 self._pass_on(answer.status, answer.headers, answer.read(), fault)
