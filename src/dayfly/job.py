@@ -800,7 +800,6 @@ async def run_job(
         settings = settings or HypervisorSettings(accelerator=plan.job_file.accelerator, fork=plan.job_file.fork)
         hypervisor = await anyio.to_thread.run_sync(make_hypervisor, plan.job_file.hypervisor, settings)
     _require_isolation(plan, hypervisor)
-    _require_isolation_of_the_baseline(plan, hypervisor)
     from dayfly.stores import SqlStore
 
     with ExitStack() as in_use:
@@ -915,13 +914,13 @@ def _locked_images(plan: Plan) -> dict[str, str]:
     return locked_digests(JobFolder.open(plan.jobs_dir, plan.job_id).lock_data())
 
 
-def _require_isolation_of_the_baseline(plan: Plan, hypervisor: Hypervisor) -> None:
+def _require_isolation_of_the_baseline(plan: Plan, got: str) -> None:
     """Before the first rollout: against another isolation class a gate has no valid answer."""
     wanted = plan.watch.isolation if plan.watch is not None else frozenset()
-    if wanted and hypervisor.isolation not in wanted:
+    if wanted and got not in wanted:
         raise ConfigError(
             f"the baseline was run with isolation {', '.join(sorted(wanted))}, and this host gives "
-            f"{hypervisor.isolation}, so its gate would give no valid answer",
+            f"{got}, so its gate would give no valid answer",
             hint="run on a host like the baseline's, or allow_differences: [isolation] in the policy",
         )
 
@@ -935,6 +934,7 @@ def _require_isolation(plan: Plan, hypervisor: Hypervisor) -> None:
             hint="run on a host with working KVM (`dayfly doctor` says why not), or lower the requirement",
             cause="isolation",
         )
+    _require_isolation_of_the_baseline(plan, got)
 
 
 async def _prepare(plan: Plan, hypervisor: Hypervisor, disks: ImageDisks) -> None:
